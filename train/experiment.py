@@ -203,7 +203,7 @@ class Experiment:
     """Update rule and its hyperparameters."""
     schedule: LearningRateSchedule = ScheduleConfig()
     """Learning rate as a function of the step."""
-    steps: Annotated[int, Bounds(most=10**9)] = 1000
+    steps: Annotated[int, Bounds(maximum=10**9)] = 1000
     """Number of weight updates."""
     batch_size: int = 32
     """Examples (windows, texts, sentence pairs) in a batch, over all devices and microbatches. With
@@ -211,7 +211,7 @@ class Experiment:
     grad_accum_steps: int = 1
     """Microbatches of each batch, processed one after the other. More of them need less memory; the
     result is the same."""
-    seed: Annotated[int, Bounds(most=2**63 - 1)] = 0
+    seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
     """Seed of the initial weights, of dropout, and of the order of the data."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""

@@ -267,7 +267,7 @@ def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     plain = flash = 0
     for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
-            value = mixer.value_head_dim or mixer.resolved_head_dim(config.d_model)
+            value = mixer.resolved_value_head_dim(config.d_model)
             # Queries and outputs have N heads, keys and values K. Queries and keys are as wide as
             # the scores need, values and outputs as wide as the values.
             heads = mixer.num_heads + (mixer.num_kv_heads or mixer.num_heads)

@@ -35,10 +35,17 @@ class Hardware(Settings):
         """Fastest dtype of matrix products that trains without loss of quality."""
         if self.platform == "cpu":
             return "float32"
-        capability = self.compute_capability
-        known = self.platform == "gpu" and capability and not capability.startswith("gfx")
+        capability = self.nvidia_capability
         # Tensor cores before Ampere (compute capability 8) have float16 but no bfloat16.
-        return "float16" if known and float(capability) < 8 else "bfloat16"
+        return "float16" if capability is not None and capability < 8 else "bfloat16"
+
+    @property
+    def nvidia_capability(self) -> float | None:
+        """Compute capability of an NVIDIA GPU; None for other hardware, and if it is unknown."""
+        capability = self.compute_capability
+        if self.platform != "gpu" or not capability or capability.startswith("gfx"):
+            return None
+        return float(capability)
 
     @property
     def tile_size(self) -> int:

@@ -89,6 +89,11 @@ def replicate(constrain: ActivationConstraint, arrays: Any) -> Any:
     return jax.tree.map(lambda x: constrain(x, (None,) * x.ndim), arrays)
 
 
+def has_explicit_axes(leaf: Any) -> bool:
+    """Return True for an array on a mesh with explicit axes."""
+    return isinstance(leaf, jax.Array) and bool(jax.typeof(leaf).sharding.mesh.explicit_axes)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelContext:
     """Settings passed from a model to all its modules, beside each module's own configuration."""

@@ -1,11 +1,10 @@
 """Mixed-precision policies: dtypes of parameters, matrix products and reductions."""
 
 import dataclasses
-from typing import Any, Literal, cast, get_args
-
-import jax.numpy as jnp
+from typing import Any, Literal, cast
 
 from transformer.hardware import Hardware
+from transformer.validation import Settings
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -13,7 +12,7 @@ AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
-class Precision:
+class Precision(Settings):
     """Dtype of each part of a model. `Precision.parse("bfloat16")` gives the usual policies."""
 
     parameters: DType = "float32"
@@ -30,16 +29,6 @@ class Precision:
     cache: DType | Literal["compute"] = "compute"
     """Storage dtype of cached tokens: keys, values, inputs of convolutions. `compute`: the dtype
     they are computed in. Recurrent states keep their own dtypes (`transformer.attention.cache`)."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            unresolved = (field.name, value) in (("compute", AUTO), ("cache", "compute"))
-            if value not in get_args(DType) and not unresolved:
-                raise ValueError(
-                    f"precision.{field.name} {value}: is not a supported dtype; "
-                    f"give one of {', '.join(get_args(DType))}"
-                )
 
     def resolve(self, hardware: Hardware) -> "Precision":
         """Return the policy for this hardware: `auto` is replaced, others are returned unchanged.
@@ -107,8 +96,3 @@ POLICIES: dict[str, Precision] = {
 
 AUTO_POLICY = Precision(compute=cast(DType, AUTO))
 """The policy `auto`. Models need `Precision.resolve(hardware)` of it."""
-
-
-def finfo_min(dtype: Any) -> Any:
-    """Return the most negative finite number: unlike -inf, it masks without making NaN."""
-    return jnp.finfo(dtype).min

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 Outputs = frozenset[str]
@@ -59,7 +58,7 @@ class Taps(struct.PyTreeNode):
 
     layer: Any = None
     """Number of the layer; traced in a scan."""
-    outputs: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
+    outputs: Outputs = struct.field(pytree_node=False, default=NO_OUTPUTS)
     edits: tuple[tuple[str, Edit], ...] = struct.field(pytree_node=False, default=())
 
     def visit(self, name: str, value: jax.Array, aux: dict[str, Any]) -> jax.Array:
@@ -70,11 +69,13 @@ class Taps(struct.PyTreeNode):
         """
         for edited, edit in self.edits:
             if edited == name:
-                new = edit(value, self.layer)
-                if (jnp.shape(new), jnp.result_type(new)) != (value.shape, value.dtype):
+                new: Any = edit(value, self.layer)
+                if getattr(new, "shape", None) != value.shape or new.dtype != value.dtype:
+                    is_array = hasattr(new, "shape")
+                    found = f"{new.dtype}{list(new.shape)}" if is_array else type(new).__name__
                     raise ValueError(
-                        f"edit of {name}: returns {jnp.result_type(new)}{list(jnp.shape(new))} for "
-                        f"{value.dtype}{list(value.shape)}; return the same shape and dtype"
+                        f"edit of {name}: returns {found} for {value.dtype}{list(value.shape)}; "
+                        "return the same shape and dtype"
                     )
                 value = new
         if name in self.outputs:
@@ -92,7 +93,9 @@ class Taps(struct.PyTreeNode):
 
 def edits_within(edits: Iterable[tuple[str, Edit]], prefix: str) -> tuple[tuple[str, Edit], ...]:
     """Return the edits whose names have a prefix, without it."""
-    return tuple((n.removeprefix(prefix), edit) for n, edit in edits if n.startswith(prefix))
+    return tuple(
+        (name.removeprefix(prefix), edit) for name, edit in edits if name.startswith(prefix)
+    )
 
 
 def reject_requests(kind: str, taps: Taps, where: str) -> None:

@@ -36,8 +36,10 @@ MAX_FLOAT = 2.0**127
 class Bounds:
     """Range of a number: `Annotated[int, Bounds(1, 2**16)]`."""
 
-    least: float = -MAX_INTEGER
-    most: float = MAX_INTEGER
+    minimum: float = -math.inf
+    """Smallest number. Without one: -MAX_INTEGER, or -MAX_FLOAT."""
+    maximum: float | None = None
+    """Largest number. None: MAX_INTEGER, or MAX_FLOAT."""
     below: float = math.inf
     """Exclusive upper bound."""
     above: float = -math.inf
@@ -45,10 +47,10 @@ class Bounds:
 
     def problem(self, value: float) -> str:
         """Return what to give in place of a number out of range; empty if it is within."""
-        if value < self.least:
-            return f"give {self.least} or more"
-        if value > self.most:
-            return f"is too large; give at most {self.most}"
+        if value < self.minimum:
+            return f"give {self.minimum} or more"
+        if self.maximum is not None and value > self.maximum:
+            return f"is too large; give at most {self.maximum}"
         if value <= self.above:
             return f"give more than {self.above}"
         return f"give less than {self.below}" if value >= self.below else ""
@@ -56,8 +58,8 @@ class Bounds:
 
 NonNegativeInt = Annotated[int, Bounds(0)]
 PositiveInt = Annotated[int, Bounds(1)]
-NonNegativeFloat = Annotated[float, Bounds(0, MAX_FLOAT)]
-PositiveFloat = Annotated[float, Bounds(most=MAX_FLOAT, above=0)]
+NonNegativeFloat = Annotated[float, Bounds(0)]
+PositiveFloat = Annotated[float, Bounds(above=0)]
 Fraction = Annotated[float, Bounds(0, below=1)]
 """A number in [0, 1), such as a dropout rate."""
 Seed = Annotated[int, Bounds(0, 2**32 - 1)]
@@ -115,19 +117,16 @@ def _annotations(settings_class: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names if name in hints}
 
 
-INTEGER_BOUNDS, FLOAT_BOUNDS = Bounds(-MAX_INTEGER), Bounds(-MAX_FLOAT, MAX_FLOAT)
-
-
 def _problem(value: Any, annotation: Any) -> str:
     """Return what is wrong with a value, and what to give; empty if it fits the annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    bounds = INTEGER_BOUNDS if annotation is int else FLOAT_BOUNDS
+    bounds = Bounds()
     if origin is Annotated:
-        annotation, *extra = arguments
-        bounds = next((each for each in extra if isinstance(each, Bounds)), bounds)
+        annotation, *metadata = arguments
+        bounds = next((entry for entry in metadata if isinstance(entry, Bounds)), bounds)
         origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        problems = [_problem(value, each) for each in arguments]
+        problems = [_problem(value, alternative) for alternative in arguments]
         # The problem of the alternative that has the value's type, if there is one.
         out_of_bounds = [text for text in problems if "is of type" not in text]
         return "" if "" in problems else [*out_of_bounds, _type_remedy(value, arguments)][0]
@@ -146,14 +145,17 @@ def _problem(value: Any, annotation: Any) -> str:
     # Python cannot convert an integer of hundreds of digits to a float.
     if isinstance(value, float) and not math.isfinite(value):
         return "is not a finite number; give one"
-    return bounds.problem(value)
+    limit = MAX_INTEGER if annotation is int else MAX_FLOAT
+    # A maximum at the field replaces the usual limit: seeds of 64 bits are used on the host alone.
+    maximum = limit if bounds.maximum is None else bounds.maximum
+    return bounds.problem(value) or Bounds(-limit, maximum).problem(value)
 
 
 def _type_problem(value: Any, annotation: Any) -> str:
     """Return what is wrong with the type of a value; empty if it may be right."""
     origin = get_origin(annotation) or annotation
     if origin is Literal:
-        fits = any(isinstance(value, type(each)) for each in get_args(annotation))
+        fits = any(isinstance(value, type(choice)) for choice in get_args(annotation))
     elif annotation in (int, float):
         fits = isinstance(value, int if annotation is int else int | float)
         fits &= not isinstance(value, bool)
@@ -172,7 +174,7 @@ def _type_problem(value: Any, annotation: Any) -> str:
 def _type_remedy(value: Any, choices: tuple[Any, ...]) -> str:
     if isinstance(value, type):
         return f"is a class; give an instance, such as {value.__name__}()"
-    names = [getattr(get_origin(each) or each, "__name__", str(each)) for each in choices]
+    names = [getattr(get_origin(c) or c, "__name__", str(c)) for c in choices]
     return f"is of type {type(value).__name__}; give {' or '.join(names)}"
 
 
@@ -192,7 +194,7 @@ def check_integer(name: str, value: Any, minimum: int) -> None:
     is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
     if not is_scalar or not hasattr(value, "__index__"):
         raise ValueError(f"{name} {_shown(value)}: is not an integer; give {minimum} or more")
-    if problem := Bounds(minimum).problem(int(value)):
+    if problem := Bounds(minimum, MAX_INTEGER).problem(int(value)):
         raise ValueError(f"{name} {_shown(int(value))}: {problem}")
 
 
@@ -232,22 +234,21 @@ def check_shapes(sizes: Mapping[str, int] | None = None, /, **arrays: Any) -> No
             if kinds:
                 chex.assert_type(array, bool if bool in kinds and array.dtype == bool else kinds[0])
         except AssertionError:
-            wanted = ", ".join(letter.removesuffix("?") for letter in letters)
-            known = [letter.removesuffix("?") for letter in letters]
-            known = [f"{each} = {bound[each]}" for each in known if each in bound]
+            names = [letter.removesuffix("?") for letter in letters]
+            known = [f"{letter} = {bound[letter]}" for letter in names if letter in bound]
             dtypes = f" of {' or '.join(kind.__name__ for kind in kinds)}" if kinds else ""
             raise ValueError(
-                f"{name} of shape {array.shape}, {array.dtype}: give [{wanted}]{dtypes}"
+                f"{name} of shape {array.shape}, {array.dtype}: give [{', '.join(names)}]{dtypes}"
                 + (f", where {', '.join(known)}" if known else "")
             ) from None
 
 
-def may_be_below(indices: Any, limit: int, least: int = 0) -> bool:
-    """Return False if an index is known to lie outside of [least, limit); traced ones are not."""
+def may_be_below(indices: Any, limit: int, minimum: int = 0) -> bool:
+    """Return False if an index is known to lie outside of [minimum, limit); traced ones are not."""
     if isinstance(indices, jax.core.Tracer) or not getattr(indices, "is_fully_addressable", True):
         return True
     values = np.asarray(indices)  # by NumPy, which computes while JAX traces
-    return not values.size or bool(values.min() >= least and values.max() < limit)
+    return not values.size or bool(values.min() >= minimum and values.max() < limit)
 
 
 def check_token_ids(
@@ -288,7 +289,7 @@ def check_positions(
             f"{length} {inputs}: the table of learned positions has {limit} rows; give shorter "
             "inputs or a longer table"
         )
-    if positions is not None and not may_be_below(positions, limit, least=-1):
+    if positions is not None and not may_be_below(positions, limit, minimum=-1):
         values = np.asarray(positions)
         wrong = values.min() if values.min() < -1 else values.max()
         raise ValueError(
@@ -341,7 +342,7 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 def check_at_least(name: str, value: Any, minimum: float) -> None:
     """Raise ValueError unless a setting is a finite number of at least `minimum`."""
-    if problem := _problem(value, Annotated[float, Bounds(minimum, MAX_FLOAT)]):
+    if problem := _problem(value, Annotated[float, Bounds(minimum)]):
         raise ValueError(f"{name} {_shown(value)}: {problem}")
 
 

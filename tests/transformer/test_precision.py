@@ -18,7 +18,7 @@ from transformer import (
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.layers.precise_einsum import split_high_low
 from transformer.models.embedding import get_output_matrix
-from transformer.precision import POLICIES, finfo_min
+from transformer.precision import POLICIES
 
 CONFIG = TransformerConfig(
     vocab_size=13,
@@ -60,7 +60,7 @@ def test_policy_text_round_trip() -> None:
     ("text", "message"),
     [
         ("float8", "precision float8: float8 is not known"),
-        ("compute=int8", "precision.compute int8: is not a supported dtype"),
+        ("compute=int8", "Precision.compute int8: is not known; give one of float32"),
         ("sums=float32", "precision sums=float32: sums is not known"),
         (None, "precision of type NoneType: give a string"),
     ],
@@ -68,14 +68,6 @@ def test_policy_text_round_trip() -> None:
 def test_errors_name_the_part(text: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         Precision.parse(text)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_lowest_number_is_finite_and_makes_no_nan(dtype: str) -> None:
-    scores = np.full((1, 3), finfo_min(dtype), jnp.dtype(dtype))
-    assert np.isfinite(scores.astype(np.float32)).all()
-    found = jax.jit(jax.nn.softmax)(scores)
-    assert np.allclose(np.asarray(found, np.float32), 1 / 3, atol=0.01)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -47,6 +47,7 @@ class Example(Settings):
         ("heads", 8.0, "is of type float; give int"),
         ("heads", 2**31, "is too large; give at most 2147483647"),
         ("theta", 1.0, "give more than 1"),
+        ("theta", 2.0**128, "is too large"),
         ("size", 2**16 + 1, "is too large; give at most 65536"),
         ("any_integer", 2**31, "is too large"),
         ("any_integer", -(2**31), "give -2147483647 or more"),

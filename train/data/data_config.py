@@ -23,7 +23,7 @@ PYTHON_DATA_PREFIX = "python:data/"
 """Start of a `path` that names data given from Python (`train.data.python_data`)."""
 
 
-FileSize = Annotated[int, Bounds(most=2**63 - 1)]
+FileSize = Annotated[int, Bounds(maximum=2**63 - 1)]
 """Bytes or characters of a file."""
 
 

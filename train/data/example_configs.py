@@ -42,7 +42,7 @@ class ExampleDataConfig(DataConfig):
     validation_fraction: float = 0.1
     """Fraction of the examples of path to hold out if validation_path is empty."""
 
-    split_seed: Annotated[int, Bounds(most=2**63 - 1)] = 0
+    split_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
     """Seed of the choice of held-out examples."""
 
     max_length: int = 128
@@ -285,13 +285,13 @@ class ListOpsDataConfig(ExampleDataConfig):
     """Generated expressions have fewer tokens than this, so that they fit with the start token.
     Longer ones in files are truncated."""
 
-    max_depth: Annotated[int, Bounds(most=500)] = 10
+    max_depth: Annotated[int, Bounds(maximum=500)] = 10
     """Maximum depth of nesting: operators stand at smaller depths, and digits alone at this one."""
 
-    max_arguments: Annotated[int, Bounds(most=2**16)] = 10
+    max_arguments: Annotated[int, Bounds(maximum=2**16)] = 10
     """Maximum number of arguments of an operator; the minimum is 2."""
 
-    generator_seed: Annotated[int, Bounds(most=2**63 - 1)] = 0
+    generator_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
     """Seed of the generated expressions."""
 
     tokenizer: TokenizerConfig = TokenizerConfig(

@@ -32,9 +32,9 @@ class RecoveryConfig:
     is too slow to be a spike. 0 turns it off."""
     patience: int = 3
     """Consecutive anomalies that cause a rollback."""
-    rollback_steps: Annotated[int, Bounds(most=10**9)] = 100
+    rollback_steps: Annotated[int, Bounds(maximum=10**9)] = 100
     """Steps between the first anomaly and the checkpoint to roll back to, if one is kept."""
-    skip_batches: Annotated[int, Bounds(most=10**8)] = 200
+    skip_batches: Annotated[int, Bounds(maximum=10**8)] = 200
     """Batches to skip after the anomaly. The batches since the checkpoint are skipped too."""
     max_rollbacks: int = 3
     """Rollbacks for one anomaly before the run stops with an error."""

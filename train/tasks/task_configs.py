@@ -20,7 +20,8 @@ from train.data.example_configs import (
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
-from transformer.models.config import Pooling, TransformerConfig
+from transformer.models.config import TransformerConfig
+from transformer.models.heads import Pooling
 from transformer.validation import check_at_least, check_fraction, check_settings
 
 if TYPE_CHECKING:

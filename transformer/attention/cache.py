@@ -2,23 +2,20 @@
 
 A cache is made by the class method `empty(...)`, never by hand. There are two kinds.
 
-**Tokens**: values of previous tokens, each written once and read by later ones. Here `KVCache`,
-`MemoryCache` and `RollingCache`; beside their mixers Longformer's `GlobalTokenCache`, routing's
-`ClusterCache`, `NeighborCache` of convolutions, `StateTapes` of Cheng's network and
-`MemoryAttentionCache` of recurrent decoders.
+**Tokens**: values of previous tokens, each written once and read by later ones, as in this file and
+beside the mixers that keep others.
 
 - `empty(..., dtype)`: `dtype` is the storage dtype, `Precision.cache_dtype`, the same for all
   layers of a model. A number is rounded once, so the error does not grow with the number of tokens.
 - `append(...)` returns the cache with T more tokens. It casts to the storage dtype.
 - `read(dtype)` returns the tokens, cast to the dtype of the computation.
 
-**Recurrent states**: `LSTMState`, `LuongState`, `LinearAttentionState`, the arrays [B, H] of
-Elman's network and of GRUs, and the `cells` of `StateTapes`. `empty(...)` is the state before the
-first token; the recurrence takes a state and returns the next one, so there is nothing to append or
-read. `Precision.cache` does not apply: a state is rewritten at every token, so each rounding would
-be carried into all later tokens, and its size is independent of their number, so little would be
-saved. A state has the dtypes of its recurrence: the compute dtype, and float32 for sums over all
-tokens (LSTM cells, sums of features), whose new terms a 16-bit sum would soon round away.
+**Recurrent states**: `empty(...)` is the state before the first token; the recurrence takes a state
+and returns the next one, so there is nothing to append or read. `Precision.cache` does not apply: a
+state is rewritten at every token, so each rounding would be carried into all later tokens, and its
+size is independent of their number, so little would be saved. A state has the dtypes of its
+recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums of features),
+whose new terms a 16-bit sum would soon round away.
 
 Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
 stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store
@@ -30,14 +27,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int, Shaped
 
 from transformer.attention.masks import Mask
-from transformer.attention.projections import MultiHeadConfig, project_keys, project_values
-from transformer.attention.scores import SCALED_DOT, AttentionScore
-from transformer.model_context import ModelContext
 from transformer.validation import may_be_below
 
 ABSENT_POSITION = -(2**30)
@@ -113,6 +106,8 @@ class KVCache(struct.PyTreeNode):
             return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))
 
         # One slice for each row: positions are consecutive, and examples stand at different ones.
+        # A row of padding starts at -1, which counts from the end: it is written to the last slots,
+        # which its causal queries never see before their own tokens overwrite them.
         start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
             keys=jax.vmap(write)(self.keys, keys, start),
@@ -225,8 +220,11 @@ class RollingCache(struct.PyTreeNode):
         """
         order = jnp.argsort(self.positions, axis=1)
         rows = order[:, :, None, None]
-        keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
-        return RollingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
+        return RollingCache(
+            keys=jnp.take_along_axis(self.keys, rows, axis=1),
+            values=jnp.take_along_axis(self.values, rows, axis=1),
+            positions=jnp.take_along_axis(self.positions, order, axis=1),
+        )
 
 
 class WindowInputs(NamedTuple):
@@ -283,8 +281,12 @@ def _concatenate(
     positions: Int[Array, "B T"],
 ) -> CachedTokens:  # of R + T tokens
     """Return the cached tokens followed by the new ones."""
-    pairs = zip(cache.read(k.dtype), (k, v, positions), strict=True)
-    return CachedTokens(*(jnp.concatenate(pair, axis=1) for pair in pairs))
+    cached = cache.read(k.dtype)
+    return CachedTokens(
+        keys=jnp.concatenate([cached.keys, k], axis=1),
+        values=jnp.concatenate([cached.values, v], axis=1),
+        positions=jnp.concatenate([cached.positions, positions], axis=1),
+    )
 
 
 def mark_padding(
@@ -294,37 +296,3 @@ def mark_padding(
     """Return positions for a RollingCache, with ABSENT_POSITION for padding."""
     marked = jnp.where(positions < 0, ABSENT_POSITION, positions)
     return jnp.broadcast_to(marked, (batch_size, positions.shape[1]))
-
-
-def project_memory(
-    module: nn.Module,
-    memory: Float[Array, "B S D"] | None,  # None: read the cache
-    cache: Any,
-    config: MultiHeadConfig,
-    context: ModelContext,
-    dtype: Any,  # of the computation; the cache may store another
-    *,
-    score: AttentionScore = SCALED_DOT,
-    value_head_dim: int = 0,
-) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"], MemoryCache | None]:
-    """Return keys and values of the memory without RoPE, and the cache that holds them.
-
-    They are the same for all tokens of the decoder, so decoding projects them once.
-
-    Raises:
-      ValueError: If the cache is not one for a memory.
-    """
-    if not isinstance(cache, MemoryCache | None):
-        raise ValueError(
-            "cache: is not one for a memory; give the cache that init_memory_cache returns"
-        )
-    if memory is not None:
-        k = project_keys(module, memory, config, context, score=score)
-        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
-        if cache is None:
-            return k, v, None
-        # The keys of this call are read from the cache too, rounded as those of later tokens will
-        # be.
-        cache = cache.append(k, v)
-    assert cache is not None
-    return *cache.read(dtype)[:2], cache

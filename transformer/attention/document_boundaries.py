@@ -33,8 +33,8 @@ def segments_of_keys(
     length: int,  # S
 ) -> jax.Array | None:  # [B or 1, S]
     """Return the document of each key, 0 for padding. None: one document without padding."""
-    if mask.segments is not None and mask.key_segments is not None:
-        mask = mask.replace(segments=mask.key_segments)
+    if mask.segments is not None:
+        mask = mask.replace(segments=mask.resolved_key_segments)
     return token_segments(mask, length)
 
 
@@ -43,10 +43,10 @@ def previous_segments(
 ) -> Int[Array, "B T"]:
     """Return the document of the last non-padding token before each token; 0 if there is none."""
     index = jnp.arange(segments.shape[1])[None, :]
-    last = jax.lax.cummax(jnp.where(segments != 0, index, -1), axis=1)
-    before = jnp.pad(last, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-    segment = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=1)
-    return jnp.where(before < 0, 0, segment)
+    token_index = jax.lax.cummax(jnp.where(segments != 0, index, -1), axis=1)
+    previous_index = jnp.pad(token_index, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    segment = jnp.take_along_axis(segments, jnp.maximum(previous_index, 0), axis=1)
+    return jnp.where(previous_index < 0, 0, segment)
 
 
 class DocumentBoundaries(NamedTuple):

@@ -3,12 +3,11 @@
     q, k, v = W_q x, W_k x, W_v x     per head; keys and values come from the memory if there is one
     y = W_o concat over heads of softmax(score(q, k) under the mask) v
 
-Projections and RoPE are in `projections.py`, the softmax in `attend.py`. What few models have is
-in `scores.py`: scores with weights, terms of positions, and sinks.
+Projections and RoPE are in `projections.py`, the softmax in `attend.py`, scores with weights and
+sinks in `scores.py`, terms of the positions in `position_bias.py`.
 """
 
 import dataclasses
-import functools
 from typing import Annotated, ClassVar
 
 import jax
@@ -16,7 +15,7 @@ from flax import linen as nn
 
 from transformer.attention.attend import attend
 from transformer.attention.backends.choose import AttentionSpec, Backend
-from transformer.attention.cache import KVCache, MemoryCache, project_memory
+from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.masks import MaskPattern
 from transformer.attention.mixer import (
     Abilities,
@@ -29,6 +28,7 @@ from transformer.attention.mixer import (
 from transformer.attention.position_bias import AttentionPosition, RelativePositions, position_terms
 from transformer.attention.projections import (
     MultiHeadConfig,
+    project_memory,
     project_output,
     project_qkv,
     project_queries,
@@ -45,7 +45,6 @@ from transformer.attention.scores import (
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
 from transformer.layers.position_embedding import NoPosition
-from transformer.precision import DType
 from transformer.taps import ATTENTION_VALUES
 from transformer.validation import Bounds, Fraction, NonNegativeFloat
 
@@ -87,14 +86,14 @@ class AttentionConfig(MultiHeadConfig):
         """Return the width of transformed queries and keys; cached keys have it too."""
         return self.score.width(self.resolved_head_dim(d_model))
 
-    @functools.cached_property
-    def dot_product_only(self) -> bool:
-        """Return True if scores are dot products of queries and keys and nothing else."""
-        return self._dot_product_before_cap and not self.soft_cap
+    def resolved_value_head_dim(self, d_model: int) -> int:
+        """Return the width of a value head, with the default filled in."""
+        return self.value_head_dim or self.resolved_head_dim(d_model)
 
     @property
-    def _dot_product_before_cap(self) -> bool:
-        """RoPE is part of the queries and keys, so it does not count as an addition."""
+    def is_dot_product(self) -> bool:
+        """True if scores are dot products of queries and keys, perhaps with a soft cap."""
+        # RoPE is part of the queries and keys, so it does not count as an addition.
         adds_position_terms = not isinstance(self.position, NoPosition | RoPE)
         return not adds_position_terms and not isinstance(self.score, AdditiveScore)
 
@@ -112,8 +111,6 @@ class AttentionConfig(MultiHeadConfig):
         mesh_known: bool = False,  # the layout of arrays on several devices is known
     ) -> AttentionSpec:
         """Return the properties that select the backend of a training step."""
-        from transformer.attention.backends.choose import AttentionSpec
-
         return AttentionSpec(
             hardware=hardware,
             pattern=MaskPattern(causal=causal),
@@ -121,13 +118,13 @@ class AttentionConfig(MultiHeadConfig):
             num_queries=length,
             num_keys=length,
             head_dim=self.score_head_dim(d_model),
-            value_head_dim=self.value_head_dim or self.resolved_head_dim(d_model),
+            value_head_dim=self.resolved_value_head_dim(d_model),
             has_segments=segments,
             # In a training step the keys of self-attention are the queries' own tokens, in their
             # order.
             keys_match_queries=not cross,
-            dot_product_only=self.dot_product_only,
-            soft_capped=self.soft_cap > 0 and self._dot_product_before_cap,
+            is_dot_product=self.is_dot_product,
+            has_soft_cap=self.soft_cap > 0,
             has_relative_tables=isinstance(self.position, RelativePositions),
             has_sinks=self.sinks,
             has_dropout=self.dropout > 0,
@@ -157,31 +154,35 @@ class Attention(Mixer):
 
         An additive score counts as one product of its hidden layer and a vector for each key.
         """
-        value_head_dim = config.value_head_dim or config.resolved_head_dim(width)
-        head_dims = config.score_head_dim(width) + value_head_dim
-        per_key, per_query = config.num_heads * head_dims, 0  # multiplications
+        head_dims = config.score_head_dim(width) + config.resolved_value_head_dim(width)
+        # Multiplications.
+        per_key = config.num_heads * head_dims
+        per_query = 0
         if isinstance(config.position, RelativePositions):
             num_distances = config.position.num_distances
             per_key += config.num_heads * 2 * num_distances
             per_query = config.num_heads * head_dims * num_distances
-        full, causal = 2 * (per_key * length + per_query), per_key * (length + 1) + 2 * per_query
-        return ScoreFlops(full=full, causal=causal)
+        return ScoreFlops(
+            full=2 * (per_key * length + per_query),
+            causal=per_key * (length + 1) + 2 * per_query,
+        )
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        return KVCache.empty(batch, length, *self.cache_sizes())
+        config, d_model = self.config, self.context.d_model
+        return KVCache.empty(
+            batch,
+            length,
+            num_kv_heads=config.resolved_num_kv_heads,
+            head_dim=config.score_head_dim(d_model),
+            dtype=self.context.precision.cache_dtype,
+            value_head_dim=config.resolved_value_head_dim(d_model),
+        )
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
-        return MemoryCache.empty(batch, length, *self.cache_sizes())
-
-    @nn.nowrap
-    def cache_sizes(self) -> tuple[int, int, DType, int]:
-        """Return K, H of cached keys, the storage dtype, and H of values."""
-        config, d_model = self.config, self.context.d_model
-        value_head_dim = config.value_head_dim or config.resolved_head_dim(d_model)
-        dtype = self.context.precision.cache_dtype
-        return config.resolved_num_kv_heads, config.score_head_dim(d_model), dtype, value_head_dim
+        cache = self.init_cache(batch, length)
+        return MemoryCache(cache.keys, cache.values)
 
     # Linen derives a weight's initial value from the number of weights declared before it, so the
     # order of the declarations below is part of the parameter layout: projections of q, k and v,
@@ -191,7 +192,8 @@ class Attention(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
         mask, cache = inputs.mask, inputs.cache
-        score, value_head_dim = config.score, config.value_head_dim
+        score = config.score
+        value_head_dim = config.resolved_value_head_dim(context.d_model)
 
         is_cross = inputs.memory is not None or isinstance(cache, MemoryCache)
         if is_cross:
@@ -240,7 +242,7 @@ class Attention(Mixer):
                 context,
                 num_heads=config.num_heads,
                 key_head_dim=config.resolved_head_dim(context.d_model),
-                value_head_dim=value_head_dim or config.resolved_head_dim(context.d_model),
+                value_head_dim=value_head_dim,
                 shared_bias=inputs.shared_bias,
             )
             score_spec = score_spec._replace(bias=terms.bias, relative_tables=terms.relative_tables)
@@ -251,15 +253,16 @@ class Attention(Mixer):
             score_fn = make_additive_score_fn(self, config.num_heads, q.shape[-1], context)
             score_spec = score_spec._replace(score_fn=score_fn)
 
+        sink_logits = None
+        if config.sinks:
+            sink_logits = declare_sink_logits(self, config.num_heads, context)
         attended = attend(
             q,
             k,
             v,
             mask,
             score_spec,
-            sink_logits=declare_sink_logits(self, config.num_heads, context)
-            if config.sinks
-            else None,
+            sink_logits=sink_logits,
             backend=config.backend,
             hardware=context.hardware,
             constrain=context.constrain,

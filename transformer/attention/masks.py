@@ -76,11 +76,23 @@ class Mask(struct.PyTreeNode):
         num_keys: int,  # S
     ) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
         """Return the positions of queries and keys; by default they count from 0."""
-        # Self-attention: the keys belong to the queries' own tokens.
-        own = self.key_positions is None and num_queries == num_keys
-        key_positions = self.positions if own else self.key_positions
+        matched = self.keys_match_queries(num_queries, num_keys)
+        key_positions = self.positions if matched else self.key_positions
         positions = positions_or_arange(self.positions, num_queries)
         return positions, positions_or_arange(key_positions, num_keys)
+
+    def keys_match_queries(
+        self,
+        num_queries: int,  # T
+        num_keys: int,  # S
+    ) -> bool:
+        """Return True in self-attention: the keys are the queries' own tokens, in their order."""
+        return self.key_positions is None and num_queries == num_keys
+
+    @property
+    def resolved_key_segments(self) -> Int[Array, "#B S"] | Bool[Array, "#B S"] | None:
+        """Document of each key; by default those of the queries."""
+        return self.segments if self.key_segments is None else self.key_segments
 
     @property
     def has_extra_masks(self) -> bool:
@@ -98,9 +110,8 @@ class Mask(struct.PyTreeNode):
             return True
         # A query that sees itself has at least one key. That holds for a causal mask or a window
         # if its own key is among the keys, which differing lengths or positions leave open.
-        sees_itself = self.keys_include_queries or (
-            self.key_positions is None and num_queries == num_keys
-        )
+        matched = self.keys_match_queries(num_queries, num_keys)
+        sees_itself = self.keys_include_queries or matched
         return (self.pattern.causal or self.pattern.window > 0) and not sees_itself
 
 
@@ -133,9 +144,9 @@ def dense_mask(
         future = (k > q) if pattern.causal else jnp.zeros_like(visible)
         visible |= (to_global | from_global) & ~future
     # Segments and lengths come last: neither a prefix nor a global token shows what they hide.
-    if mask.segments is not None:
+    key_segments = mask.resolved_key_segments
+    if mask.segments is not None and key_segments is not None:
         # Padding has segment 0 and is seen by nothing, not even by itself: its rows are empty.
-        key_segments = mask.segments if mask.key_segments is None else mask.key_segments
         same_segment = mask.segments[:, :, None] == key_segments[:, None, :]
         visible = visible & same_segment & (key_segments != 0)[:, None, :]
     if mask.key_lengths is not None:  # by index: padding at the end has no meaningful position
@@ -159,13 +170,12 @@ def check_mask(
     num_keys: int,  # S
 ) -> None:
     """Raise ValueError if an array of the mask has another shape or dtype than its comment says."""
-    key_segments = mask.segments if mask.key_segments is None else mask.key_segments
     check_shapes(
         {"T": num_queries, "S": num_keys},
         positions=(mask.positions, "B? T | None", int),
         key_positions=(mask.key_positions, "B? S | None", int),
         segments=(mask.segments, "B? T | None", int, bool),
-        key_segments=(key_segments, "B? S | None", int, bool),
+        key_segments=(mask.resolved_key_segments, "B? S | None", int, bool),
         key_lengths=(mask.key_lengths, "B? | None", int),
         prefix_lengths=(mask.prefix_lengths, "B? | None", int),
         global_positions=(mask.global_positions, "B? n | None", int),

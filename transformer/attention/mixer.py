@@ -7,17 +7,9 @@ configuration, one entry in `MIXERS`.
 import abc
 import contextlib
 import dataclasses
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import (
-    Any,
-    ClassVar,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    get_type_hints,
-)
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import jax
 from flax import linen as nn
@@ -280,8 +272,24 @@ def apply_mixer(mixer: Mixer, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
     with explain_mixer_errors(config):
         output: Any = mixer(x, inputs)
         abilities = mixer.abilities(config)
-    if not isinstance(output, MixerOutput) or not is_like(output.y, x):
-        _reject_output(config.kind, output, x)
+    if not isinstance(output, MixerOutput):
+        raise MixerError(
+            f"mixer {config.kind}: returns {type(output).__name__}; give MixerOutput(y, cache, "
+            "aux), y as x"
+        )
+    # A result [B, T, 1] would be broadcast over the residual stream.
+    shape = getattr(output.y, "shape", None)
+    if shape != x.shape:
+        raise MixerError(
+            f"mixer {config.kind}: returns y of shape {shape} for x of shape {x.shape}; give "
+            "MixerOutput(y, cache, aux), y as x"
+        )
+    # A wider dtype would widen it.
+    if output.y.dtype != x.dtype:
+        raise MixerError(
+            f"mixer {config.kind}: returns y in {output.y.dtype} for x in {x.dtype}; give the "
+            "layers of Flax in it dtype=x.dtype, or return y.astype(x.dtype)"
+        )
     if not isinstance(output.aux, dict):
         raise MixerError(f"mixer {config.kind}: returns aux that is no dict; give {{}} for none")
     mask = inputs.mask
@@ -307,36 +315,12 @@ def explain_mixer_errors(config: MixerConfig) -> Iterator[None]:
         kind, text = config.kind, " ".join(str(error).split())
         if isinstance(error, ValueError) and text.startswith(f"mixer {kind}:"):
             raise MixerError(text) from error
-        if mixer.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        if mixer.__module__.startswith("transformer."):
             raise  # ours: its errors name their cause
-        own_file = getattr(sys.modules.get(mixer.__module__), "__file__", None)
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == own_file]
-        place = f"line {lines[-1]} of {own_file}" if lines else mixer.__module__
-        name = type(error).__name__
+        place = mixer.__module__
+        for frame, line in traceback.walk_tb(error.__traceback__):  # the innermost is the last
+            if frame.f_globals.get("__name__") == mixer.__module__:
+                place = f"line {line} of {frame.f_code.co_filename}"
         raise MixerError(
-            f"mixer {kind}: raises {name} ({place}): {text[:300]}; correct its code"
+            f"mixer {kind}: raises {type(error).__name__} ({place}): {text[:300]}; correct its code"
         ) from error
-
-
-def is_like(y: Any, x: jax.Array) -> bool:
-    """Return True if a mixer's result has the shape and the dtype of its input."""
-    return getattr(y, "shape", None) == x.shape and y.dtype == x.dtype
-
-
-def _reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
-    """Raise MixerError for a mixer's result that is no `MixerOutput`, or not like x.
-
-    A result [B, T, 1] would be broadcast over the residual stream, and one of a wider dtype would
-    widen it.
-    """
-    found = type(output).__name__
-    if isinstance(output, MixerOutput):
-        shape = getattr(output.y, "shape", None)
-        found = f"y of shape {shape} for x of shape {x.shape}"
-        if shape == x.shape:
-            raise MixerError(
-                f"mixer {kind}: returns y in {output.y.dtype} for x in {x.dtype}; give the layers "
-                "of Flax in it dtype=x.dtype, or return y.astype(x.dtype)"
-            )
-    raise MixerError(f"mixer {kind}: returns {found}; give MixerOutput(y, cache, aux), y as x")

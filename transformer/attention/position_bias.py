@@ -14,11 +14,11 @@ from flax import struct
 from jaxtyping import Array, Float, Float32, Int
 
 from transformer.attention.rope import RoPE
-from transformer.layers.basic import declare_weight
+from transformer.layers.basic import declare_table
 from transformer.layers.position_embedding import NoPosition
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 from transformer.model_context import ModelContext
-from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Settings
+from transformer.validation import Bounds, NonNegativeInt, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class T5RelativeBias(Settings):
 
     num_buckets: Annotated[int, Bounds(2, 2**16)] = 32
     """Rows of the table."""
-    max_distance: PositiveInt = 128
+    max_distance: Annotated[int, Bounds(1, 2**20)] = 128
     """Distances from this one on share the last bucket."""
     bidirectional: bool = False
     """Use half of the buckets for keys after the query. If False, all of these share the bucket of
@@ -131,10 +131,10 @@ def t5_relative_bias(
     key_positions: Int[Array, "#B S"],
 ) -> Float[Array, "#B N T S"]:
     """Look up the bias of each head for each distance (Raffel et al. 2020, section 2.1)."""
-    last = config.max_distance
-    buckets = np.array([config.bucket(distance) for distance in range(-last, last + 1)])
-    distance = jnp.clip(key_positions[:, None, :] - query_positions[:, :, None], -last, last)
-    return jnp.moveaxis(table[jnp.asarray(buckets)[distance + last]], -1, 1)
+    limit = config.max_distance
+    buckets = np.array([config.bucket(distance) for distance in range(-limit, limit + 1)])
+    distance = jnp.clip(key_positions[:, None, :] - query_positions[:, :, None], -limit, limit)
+    return jnp.moveaxis(table[jnp.asarray(buckets)[distance + limit]], -1, 1)
 
 
 class RelativeTables(struct.PyTreeNode):
@@ -155,10 +155,8 @@ class RelativeTables(struct.PyTreeNode):
         dtype: DTypeLike,  # of the scores
     ) -> Float[Array, "B N T S"]:
         """Return q_i . a^K_ij, the term of the scores (equation 4)."""
-        rows, operand_dtype = (
-            self.one_hot_distances(query_positions, key_positions),
-            self.keys.dtype,
-        )
+        rows = self.one_hot_distances(query_positions, key_positions)
+        operand_dtype = self.keys.dtype
         by_distance = precise_einsum("BTNH,RH->BNTR", q, self.keys, operand_dtype, dtype)
         return precise_einsum("BNTR,BTSR->BNTS", by_distance, rows, operand_dtype, dtype)
 
@@ -224,17 +222,21 @@ def position_terms(
                 table = shared_bias
             return PositionTerms(bias=functools.partial(t5_relative_bias, table, position))
         case RelativePositions():
-            rows, dtype = {"distances": position.num_distances}, context.precision.compute
-            tables = (
-                _declare_table(module, name, rows | {"head": head_dim}, context)
-                for name, head_dim in (
-                    ("position_keys", key_head_dim),
-                    ("position_values", value_head_dim),
-                )
+            keys = declare_table(
+                module,
+                "position_keys",
+                outputs={"distances": position.num_distances, "head": key_head_dim},
+                context=context,
             )
-            return PositionTerms(
-                relative_tables=RelativeTables(*(table.astype(dtype) for table in tables))
+            values = declare_table(
+                module,
+                "position_values",
+                outputs={"distances": position.num_distances, "head": value_head_dim},
+                context=context,
             )
+            dtype = context.precision.compute
+            tables = RelativeTables(keys.astype(dtype), values.astype(dtype))
+            return PositionTerms(relative_tables=tables)
     return PositionTerms()
 
 
@@ -242,13 +244,6 @@ def declare_bias_table(
     module: nn.Module, position: T5RelativeBias, num_heads: int, context: ModelContext
 ) -> Float[Array, "buckets N"]:
     """Declare the table `position_bias` of `module`."""
-    outputs = {"buckets": position.num_buckets, "heads": num_heads}
-    return _declare_table(module, "position_bias", outputs, context)
-
-
-def _declare_table(
-    module: nn.Module, name: str, outputs: dict[str, int], context: ModelContext
-) -> jax.Array:  # as `outputs`
     # A table is not a linear map, as nothing is summed over its rows: all its axes are outputs.
-    init, dtype = context.initialization.embedding_initializer(), context.precision.parameters
-    return declare_weight(module, name, outputs=outputs, init=init, dtype=dtype)
+    outputs = {"buckets": position.num_buckets, "heads": num_heads}
+    return declare_table(module, "position_bias", outputs=outputs, context=context)

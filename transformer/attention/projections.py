@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from transformer.attention.cache import MemoryCache
 from transformer.attention.mixer import Mixer, MixerConfig, MixerInputs, MixerOutput
 from transformer.attention.position_bias import AttentionPosition
 from transformer.attention.rope import RoPE, apply_rope
@@ -127,7 +128,8 @@ def project_qkv(
     k = project_keys(module, x, config, context, score=score, suffix=suffix)
     v = project_values(module, x, config, context, value_head_dim=value_head_dim, suffix=suffix)
     if isinstance(position, RoPE):
-        q, k = apply_rope(q, positions, position), apply_rope(k, positions, position)
+        q = apply_rope(q, positions, position)
+        k = apply_rope(k, positions, position)
     return QKV(q, k, v)
 
 
@@ -141,7 +143,8 @@ def project_queries(
     suffix: str = "",
 ) -> Float[Array, "B T N H"]:
     """Project and normalize queries and apply the score's query map, without RoPE."""
-    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
+    head_dim = config.resolved_head_dim(context.d_model)
+    axes = {"heads": config.num_heads, "head": head_dim}
     q = _project_heads(module, f"query{suffix}", x, axes, config, context, config.qk_norm)
     if isinstance(score, BilinearScore | AdditiveScore):
         q = transform_queries(module, q, score, context)
@@ -181,6 +184,41 @@ def project_values(
     return _project_heads(module, f"value{suffix}", x, axes, config, context, None)
 
 
+def project_memory(
+    module: nn.Module,
+    memory: Float[Array, "B S D"] | None,  # None: read the cache
+    cache: Any,
+    config: MultiHeadConfig,
+    context: ModelContext,
+    dtype: Any,  # of the computation; the cache may store another
+    *,
+    score: AttentionScore = SCALED_DOT,
+    value_head_dim: int = 0,
+) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"], MemoryCache | None]:
+    """Return keys and values of the memory without RoPE, and the cache that holds them.
+
+    They are the same for all tokens of the decoder, so decoding projects them once.
+
+    Raises:
+      ValueError: If the cache is not one for a memory.
+    """
+    if not isinstance(cache, MemoryCache | None):
+        raise ValueError(
+            "cache: is not one for a memory; give the cache that init_memory_cache returns"
+        )
+    if memory is not None:
+        k = project_keys(module, memory, config, context, score=score)
+        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
+        if cache is None:
+            return k, v, None
+        # The keys of this call are read from the cache too, rounded as those of later tokens will
+        # be.
+        cache = cache.append(k, v)
+    assert cache is not None
+    cached = cache.read(dtype)
+    return cached.keys, cached.values, cache
+
+
 def project_output(
     module: nn.Module,
     y: Float[Array, "B T N Hv"],
@@ -188,9 +226,15 @@ def project_output(
     context: ModelContext,
 ) -> Float[Array, "B T D"]:
     """Map the concatenated heads to the model's width."""
-    inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
     return apply_linear(
-        module, "output", y, inputs, outputs, context, bias=config.has_output_bias, residual=True
+        module,
+        "output",
+        y,
+        {"heads": y.shape[2], "head": y.shape[3]},
+        {"embed": context.d_model},
+        context,
+        bias=config.has_output_bias,
+        residual=True,
     )
 
 

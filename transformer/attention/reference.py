@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_bias import BiasFn, RelativeTables
+from transformer.layers.activations import cap_logits
 from transformer.layers.basic import dropout
-from transformer.layers.precise_einsum import DTypeLike, precise_einsum
+from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
 
 ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 """q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
@@ -30,12 +31,12 @@ def dot_product_scores(
     b, t, n, h = q.shape
     s, num_kv_heads = k.shape[1:3]
     if n == num_kv_heads:  # the same sum, for which XLA's CPU compiler copies less
-        return _einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
+        return precise_einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
     # The G = N / K query heads of a group share a key head: G T queries of one head are one matrix
     # product, and the keys are neither repeated nor read G times.
     grouped = q.reshape(b, t, num_kv_heads, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
     merged = grouped.reshape(b, num_kv_heads, -1, h)  # [B, K, G T, H]
-    return _einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
+    return precise_einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
 
 
 def weighted_values(
@@ -48,20 +49,11 @@ def weighted_values(
     b, n, t, s = weights.shape
     num_kv_heads = v.shape[2]
     if n == num_kv_heads:
-        return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
+        return precise_einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
     # The same grouping as in `dot_product_scores`.
     merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
-    y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
+    y = precise_einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
-
-
-def _einsum(
-    spec: str, a: jax.Array, b: jax.Array, operand_dtype: DTypeLike, dtype: DTypeLike
-) -> jax.Array:
-    """Call `precise_einsum`, unless all dtypes are the same and there is nothing to round."""
-    if a.dtype == b.dtype == operand_dtype == dtype:
-        return jnp.einsum(spec, a, b)
-    return precise_einsum(spec, a, b, operand_dtype, dtype)
 
 
 class ScoreSpec(NamedTuple):
@@ -84,7 +76,7 @@ class ScoreSpec(NamedTuple):
     """Fraction of the attention weights that is dropped."""
     operand_dtype: str = ""
     """Dtype of the operands of products, if the arrays are wider than that because their results
-    and gradients must not be rounded yet (see `widen`). Empty: the dtype of the arrays."""
+    and gradients must not be rounded yet (see `partial.widen`). Empty: the dtype of the arrays."""
     dropout_rngs: Key[Array, "B"] | None = None  # None: no dropout
 
     @property
@@ -104,16 +96,16 @@ class ScoreSpec(NamedTuple):
         operand_dtype = self.operand_dtype_of(q)
         # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
         # is not rounded before the softmax, whose exponential turns absolute into relative errors.
-        dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
+        dtype = accumulation_dtype(operand_dtype, self.softmax_dtype)
         scores = self.score_fn(q, k, operand_dtype, dtype)
         if self.relative_tables is not None:
-            positions = query_positions, key_positions
-            scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
+            scores = scores + self.relative_tables.score_terms(
+                q, query_positions, key_positions, dtype
+            )
         # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
         scores = scores.astype(self.softmax_dtype) * self.scale
         # The cap acts on the product alone: capped, ALiBi's bias would stop growing with distance.
-        if self.soft_cap:
-            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        scores = cap_logits(scores, self.soft_cap)
         if self.bias is not None:
             scores = scores + self.bias(query_positions, key_positions).astype(self.softmax_dtype)
         return scores
@@ -136,11 +128,11 @@ def attend_reference(
 
     A query without a visible key gets zeros and no gradient.
     """
-    lengths = q.shape[1], k.shape[1]
-    positions = mask.resolved_positions(*lengths)
-    scores = score_spec.compute_scores(q, k, *positions)
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
+    scores = score_spec.compute_scores(q, k, query_positions, key_positions)
     # One mask for all heads, broadcast when it is applied.
-    visible = dense_mask(mask, *lengths)[:, None]
+    visible = dense_mask(mask, num_queries, num_keys)[:, None]
     # The most negative finite number, since -inf gives NaN in a row without a visible key.
     scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
     # jax.nn.softmax subtracts the maximum of a row first, so that no exponential overflows.
@@ -150,20 +142,20 @@ def attend_reference(
         weights = softmax_with_sinks(scores, sink_logits)
     # The softmax of such a row is uniform. Most masks cannot have one, which is known at compile
     # time and saves a pass over the weights.
-    if mask.may_have_empty_rows(*lengths):
+    if mask.may_have_empty_rows(num_queries, num_keys):
         weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
     if edit_weights is not None:
         weights = edit_weights(weights)
     operand_dtype = score_spec.operand_dtype_of(v)
-    dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
+    dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
     # Dropout acts on the copy that weights the values; the returned weights sum to 1.
-    dropped = weights
-    if score_spec.dropout_rate and score_spec.dropout_rngs is not None:
-        dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
+    dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
     y = weighted_values(dropped.astype(dtype), v, operand_dtype, dtype)
     if score_spec.relative_tables is not None:
         # Vectors by distance are added to values as well (Shaw et al. 2018, equation 3).
-        y = y + score_spec.relative_tables.value_terms(dropped.astype(dtype), *positions, dtype)
+        y = y + score_spec.relative_tables.value_terms(
+            dropped.astype(dtype), query_positions, key_positions, dtype
+        )
     # Rounded once, after all terms.
     return y.astype(v.dtype), weights
 

@@ -153,14 +153,15 @@ class YaRNScaling(Settings):
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         """Return the scaled frequency of each pair, in radians per position."""
         plain = unscaled_frequencies(theta, width)
-        first, last = (
-            self._pair_with_turns(turns, theta, width) for turns in (self.beta_fast, self.beta_slow)
-        )
+        ramp_start = self._pair_with_turns(self.beta_fast, theta, width)
+        ramp_end = self._pair_with_turns(self.beta_slow, theta, width)
         if self.round_bounds:
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, width - 1)
+            ramp_start = math.floor(ramp_start)
+            ramp_end = math.ceil(ramp_end)
+        ramp_start = max(ramp_start, 0)
+        ramp_end = min(ramp_end, width - 1)
         pairs = np.arange(width // 2)
-        interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
+        interpolated = np.clip((pairs - ramp_start) / max(ramp_end - ramp_start, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
 
     def _pair_with_turns(self, turns: float, theta: float, width: int) -> float:
@@ -235,7 +236,7 @@ class RoPE(Settings):
 
     theta: Annotated[float, Bounds(above=1)] = 10_000.0
     """Base of the wavelengths, which range from 2 pi to 2 pi * theta positions."""
-    fraction: Annotated[float, Bounds(most=1, above=0)] = 1.0
+    fraction: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Fraction of the head width that is rotated, counted from its start."""
     layout: RopeLayout = "halves"
     """Entries that form a pair: `halves` (i, i + R/2), as in Llama's published weights;
@@ -286,10 +287,8 @@ def rope_angles(
     # A row's last position decides for all of it: the score of a query and a key depends on their
     # distance alone only if both are rotated by the same frequencies.
     is_long = jnp.max(positions, axis=-1)[:, None, None] >= scaling.original_max_length
-    long, short = (
-        dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors=factors))
-        for factors in ("long", "short")
-    )
+    long = dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors="long"))
+    short = dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors="short"))
     return jnp.where(
         is_long,
         rope_angles(positions, rotary_dim, long),

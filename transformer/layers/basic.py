@@ -67,8 +67,9 @@ def declare_weight(
 def declare_table(
     module: nn.Module,
     name: str,
-    inputs: dict[str, int],
-    outputs: dict[str, int],
+    *,
+    inputs: Mapping[str, int] | None = None,
+    outputs: Mapping[str, int],
     context: ModelContext,
 ) -> Float[Array, "..."]:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
@@ -168,8 +169,11 @@ def dropout(
     """Zero each entry with probability `dropout_rate` and divide the others by 1 - rate."""
     if dropout_rngs is None or dropout_rate == 0:
         return x
-    draw = lambda key: jax.random.bernoulli(key, 1 - dropout_rate, x.shape[1:])  # noqa: E731
-    return jnp.where(jax.vmap(draw)(dropout_rngs), x / (1 - dropout_rate), jnp.zeros_like(x))
+
+    def draw_kept(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, 1 - dropout_rate, x.shape[1:])
+
+    return jnp.where(jax.vmap(draw_kept)(dropout_rngs), x / (1 - dropout_rate), jnp.zeros_like(x))
 
 
 def fold_in(

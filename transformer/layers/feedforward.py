@@ -1,16 +1,18 @@
 """Feed-forward layers: plain (Vaswani et al. 2017, section 3.3) and gated (Shazeer 2020)."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
 from typing import ClassVar, NamedTuple
 
 import jax
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from transformer.layers.activations import (
     ACTIVATIONS,
     FORMS_ON_GPU,
+    Activation,
     ActivationKind,
     clamped_gate,
     swish,
@@ -23,7 +25,6 @@ from transformer.layers.basic import (
     dropout,
 )
 from transformer.model_context import ModelContext
-from transformer.taps import NO_OUTPUTS, Outputs
 from transformer.validation import Fraction, NonNegativeFloat, NonNegativeInt, Settings
 
 
@@ -75,19 +76,27 @@ class FeedForwardOutput(NamedTuple):
 
 def resolve_d_ff(config: FeedForwardConfig, d_model: int) -> int:
     """Return F: `d_ff`, or 4 D, or 8/3 D in multiples of 64 if gated (as many weights)."""
-    return config.d_ff or (-(-8 * d_model // (3 * 64)) * 64 if config.gated else 4 * d_model)
+    if config.d_ff:
+        return config.d_ff
+    return math.ceil(8 * d_model / (3 * 64)) * 64 if config.gated else 4 * d_model
 
 
-def declare_swish(
+def make_activation(
     module: nn.Module, config: FeedForwardConfig, context: ModelContext
-) -> Callable[[jax.Array], jax.Array]:
-    """Return `swish`; the beta of `learned_swish` becomes a weight of `module`."""
+) -> Activation:
+    """Return the activation; the beta of `learned_swish` becomes a weight of `module`."""
+    if config.activation in ACTIVATIONS:
+        return ACTIVATIONS[config.activation]
     beta: float | jax.Array = config.swish_beta
     if config.activation == "learned_swish":
-        init, precision = nn.initializers.constant(config.swish_beta), context.precision
-        learned = declare_weight(module, "beta", outputs={}, init=init, dtype=precision.parameters)
-        beta = learned.astype(precision.compute)
-    return lambda x: swish(x, beta)
+        beta = declare_weight(
+            module,
+            "beta",
+            outputs={},
+            init=nn.initializers.constant(config.swish_beta),
+            dtype=context.precision.parameters,
+        ).astype(context.precision.compute)
+    return functools.partial(swish, beta=beta)
 
 
 class FeedForward(nn.Module):
@@ -101,22 +110,20 @@ class FeedForward(nn.Module):
         self,
         x: Float[Array, "B T D"],
         dropout_rngs: Key[Array, "B"] | None = None,
-        *,
-        # unused: padding does not affect other tokens
-        token_mask: Bool[Array, "#B T"] | None = None,
-        outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         config, context = self.config, self.context
         embed = {"embed": context.d_model}
         mlp = {"mlp": resolve_d_ff(config, context.d_model)}
-        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
+        activation = make_activation(self, config, context)
         if context.hardware.platform == "gpu":
             activation = FORMS_ON_GPU.get(config.activation, activation)
 
         def combine(products: list[jax.Array], biases: list[jax.Array | None]) -> jax.Array:
             """Return the hidden units from x W of `up`, or of `gate` and `up`."""
-            pairs = zip(products, biases, strict=True)
-            maps = [y if b is None else y + b.astype(y.dtype)[None, None] for y, b in pairs]
+            maps = [
+                y if b is None else y + b.astype(y.dtype)[None, None]
+                for y, b in zip(products, biases, strict=True)
+            ]
             if not config.gated:
                 return activation(maps[0])
             gate, up = maps

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Key
 
-from transformer.layers.activations import ACTIVATIONS, clamped_gate
+from transformer.layers.activations import clamped_gate
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import (
     FeedForwardConfig,
     FeedForwardOutput,
-    declare_swish,
+    make_activation,
     resolve_d_ff,
 )
 from transformer.layers.low_rank import LowRankWeight
@@ -159,8 +159,9 @@ class MixtureOfExperts(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Apply `FeedForward` to each row, with the weights of its expert."""
         config, context = self.config.expert, self.context
-        embed, mlp = {"embed": context.d_model}, {"mlp": resolve_d_ff(config, context.d_model)}
-        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
+        embed = {"embed": context.d_model}
+        mlp = {"mlp": resolve_d_ff(config, context.d_model)}
+        activation = make_activation(self, config, context)
         rows = dispatcher.dispatch(x)
         # "up" before "gate": Linen derives initial values from the order of declaration.
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
@@ -191,21 +192,29 @@ class MixtureOfExperts(nn.Module):
     ) -> jax.Array:
         """Declare the experts' matrices `name` (and biases `name_bias`) and apply them."""
         context, stack = self.context, {"experts": self.config.num_experts}
-        dtype, initialization = context.precision.parameters, context.initialization
-        # Only `down` writes to the residual stream. The fan-in is that of one expert.
-        init = initialization.matrix_initializer(
-            inputs, num_residual_layers=context.num_layers if name == "down" else 0
-        )
         matrices = declare_weight(
-            self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
+            self,
+            name,
+            stack=stack,
+            inputs=inputs,
+            outputs=outputs,
+            # Only `down` writes to the residual stream. The fan-in is that of one expert.
+            init=context.initialization.matrix_initializer(
+                inputs, num_residual_layers=context.num_layers if name == "down" else 0
+            ),
+            dtype=context.precision.parameters,
         )
         rows = multiply_rows(dispatcher, rows, matrices.astype(rows.dtype))
         if not self.config.expert.bias:
             return rows
         # Biases belong to experts, not to tokens: they are spread over rows as the tokens were.
-        zeros = nn.initializers.zeros
         bias = declare_weight(
-            self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype
+            self,
+            f"{name}_bias",
+            stack=stack,
+            outputs=outputs,
+            init=nn.initializers.zeros,
+            dtype=context.precision.parameters,
         )
         return rows + dispatcher.broadcast(bias.astype(rows.dtype))
 

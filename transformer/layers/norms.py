@@ -37,10 +37,8 @@ def layer_norm(
     epsilon: float,
 ) -> Float[Array, "... D"]:
     """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
-    centered = x - jnp.mean(x, axis=-1, keepdims=True)
     # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
-    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    y = centered * jax.lax.rsqrt(variance + epsilon) * broadcast_vector(gain, x)
+    y = rms_norm(x - jnp.mean(x, axis=-1, keepdims=True), gain, epsilon)
     return y if bias is None else y + broadcast_vector(bias, y)
 
 
@@ -50,8 +48,12 @@ def rms_norm(
     epsilon: float,
 ) -> Float[Array, "... D"]:
     """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
-    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(mean_square + epsilon) * broadcast_vector(gain, x)
+    return x * inverse_rms(x, epsilon) * broadcast_vector(gain, x)
+
+
+def inverse_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... 1"]:
+    """Return 1 / sqrt(mean(x^2) + epsilon)."""
+    return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
 def broadcast_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
@@ -68,8 +70,13 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        config, precision, axes = self.config, self.context.precision, {self.axis: x.shape[-1]}
-        declare = functools.partial(declare_weight, self, outputs=axes, dtype=precision.parameters)
+        config, precision = self.config, self.context.precision
+        declare = functools.partial(
+            declare_weight,
+            self,
+            outputs={self.axis: x.shape[-1]},
+            dtype=precision.parameters,
+        )
         if config.kind == "rms_offset":
             gain = 1 + declare("offset", init=nn.initializers.zeros).astype(precision.norm)
         else:
@@ -109,8 +116,7 @@ def _forward(
     if config.kind == "layer":
         mean = jnp.mean(wide, axis=-1, keepdims=True)
     centered = wide - mean
-    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(variance + config.epsilon)
+    inverse = inverse_rms(centered, config.epsilon)
     y = centered * inverse * broadcast_vector(gain, wide)
     y = y if bias is None else y + broadcast_vector(bias, y)
     return y.astype(x.dtype), (x, mean, inverse, gain, bias)

@@ -64,8 +64,13 @@ def embed_positions(
         if config.layout == "halves":
             return jnp.concatenate([vectors[..., 0::2], vectors[..., 1::2]], axis=-1)
         return vectors
-    rows, embed = {"positions": config.max_length + config.offset}, {"embed": context.d_model}
-    table = declare_table(module, "positions", rows, embed, context)
+    table = declare_table(
+        module,
+        "positions",
+        inputs={"positions": config.max_length + config.offset},
+        outputs={"embed": context.d_model},
+        context=context,
+    )
     return table[positions + config.offset if config.offset else positions]
 
 
@@ -91,6 +96,11 @@ def embed_token_types(
     context: ModelContext,
 ) -> Float[Array, "#B #T D"]:
     """Return learned vectors of `module` by token type (Devlin et al. 2019, section 3)."""
-    rows, embed = {"types": num_token_types}, {"embed": context.d_model}
-    table = declare_table(module, "types", rows, embed, context)
+    table = declare_table(
+        module,
+        "types",
+        inputs={"types": num_token_types},
+        outputs={"embed": context.d_model},
+        context=context,
+    )
     return table[:1][None] if token_types is None else table[token_types]

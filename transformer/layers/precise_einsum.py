@@ -34,7 +34,7 @@ def precise_einsum(
       operand_dtype: Dtype that the operands are rounded to.
       result_dtype: Dtype of sums and result.
     """
-    dtypes = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
+    dtypes = {jnp.dtype(dtype) for dtype in (a.dtype, b.dtype, operand_dtype, result_dtype)}
     if len(dtypes) == 1:  # nothing to round; einsum also has a JVP, which a custom VJP lacks
         return jnp.einsum(spec, a, b)
     # By name, so that one dtype in its several forms is one static argument of `custom_vjp`.
@@ -109,9 +109,9 @@ def _backward(spec: str, operands: str, dtype: str, residuals: Any, cotangent: j
     narrow = cotangent.astype(operands)
     da = _einsum(f"{out},{axes_b}->{axes_a}", narrow, b, template_a.dtype)
     db = _einsum(f"{axes_a},{out}->{axes_b}", a, narrow, template_b.dtype)
-    return _sum_broadcast_axes(da, template_a.shape[1:]), _sum_broadcast_axes(
-        db, template_b.shape[1:]
-    )
+    da = _sum_broadcast_axes(da, template_a.shape[1:])
+    db = _sum_broadcast_axes(db, template_b.shape[1:])
+    return da, db
 
 
 def _sum_broadcast_axes(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -18,7 +18,7 @@ from transformer.attention.mixer import (
     mixer_class,
 )
 from transformer.layers.basic import dropout, fold_in
-from transformer.layers.feedforward import FeedForward, FeedForwardConfig
+from transformer.layers.feedforward import FeedForward, FeedForwardConfig, FeedForwardOutput
 from transformer.layers.moe import MixtureOfExperts, MoEConfig
 from transformer.layers.norms import Norm, NormConfig
 from transformer.model_context import ModelContext
@@ -80,20 +80,33 @@ class BlockCache(NamedTuple):
 
 
 class BlockConstants(NamedTuple):
-    """Constants of a layer with cross-attention."""
+    """Non-trainable values of a layer's mixers."""
 
-    mixer: Any
-    cross_attention: Any
+    mixer: Any = None
+    cross_attention: Any = None
 
 
-def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
+def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> BlockConstants:
     """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
-    mixers = [each for each in (config.mixer, config.cross_attention) if each is not None]
-    found = []
-    for each in mixers:
-        with explain_mixer_errors(each):
-            found.append(mixer_class(each).constants(each, layer_index, context.d_model))
-    return BlockConstants(*found) if len(found) > 1 else found[0]
+
+    def constants_of(mixer: MixerConfig | None) -> Any:
+        if mixer is None:
+            return None
+        with explain_mixer_errors(mixer):
+            return mixer_class(mixer).constants(mixer, layer_index, context.d_model)
+
+    return BlockConstants(constants_of(config.mixer), constants_of(config.cross_attention))
+
+
+DROPOUT_STREAMS = {
+    "mixer": 0,
+    "mixer_residual": 1,
+    "feed_forward": 2,
+    "feed_forward_residual": 3,
+    "cross": 4,
+    "cross_residual": 5,
+}
+"""Number of the random stream of each dropout of a layer. Resumed runs rely on them."""
 
 
 class BlockOutput(NamedTuple):
@@ -114,34 +127,34 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        inputs: MixerInputs,  # with cross-attention: BlockCache and BlockConstants
+        inputs: MixerInputs,  # `constants` of `layer_constants`; with cross-attention a BlockCache
         memory: Memory | None = None,
     ) -> BlockOutput:
         """Apply the layer. ValueError: it has cross-attention, and there is no memory."""
         config, context, taps = self.config, self.context, inputs.taps
-        cache, constants = inputs.cache, inputs.constants
-        mixer_cache, cross_cache = cache if isinstance(cache, BlockCache) else (cache, None)
-        has_cross = isinstance(constants, BlockConstants)
-        mixer_constants, cross_constants = constants if has_cross else (constants, None)
+        constants = BlockConstants() if inputs.constants is None else inputs.constants
+        mixer_cache, cross_cache = inputs.cache, None
+        if isinstance(inputs.cache, BlockCache):
+            mixer_cache, cross_cache = inputs.cache
         aux: dict[str, Any] = {}
 
-        def rngs(stream: int) -> Key[Array, "B"] | None:
-            # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
-            return fold_in(inputs.dropout_rngs, stream)
+        def rngs(dropout: str) -> Key[Array, "B"] | None:
+            return fold_in(inputs.dropout_rngs, DROPOUT_STREAMS[dropout])
 
-        def visit(name: str, value: jax.Array) -> jax.Array:
+        def tap(name: str, value: jax.Array) -> jax.Array:
             return value if taps is None else taps.visit(name, value, aux)
 
-        x = residual_pre = visit("residual_pre", x)
+        x = residual_pre = tap("residual_pre", x)
         mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")
-        normed = self.pre_norm("mixer_norm", x)
+        normed = self.pre_norm("mixer", x)
         mixer_inputs = inputs.replace(
-            cache=mixer_cache, dropout_rngs=rngs(0), constants=mixer_constants
+            cache=mixer_cache, dropout_rngs=rngs("mixer"), constants=constants.mixer
         )
         if memory is not None and config.mixer.reads_memory:
             mixer_inputs = mixer_inputs.replace(mask=memory.mask, memory=memory.x)
         mixed = apply_mixer(mixer, normed, mixer_inputs)
-        x = self.add_residual("mixer_norm", x, visit("mixer_output", mixed.y), rngs(1))
+        y = tap("mixer_output", mixed.y)
+        x = self.add_residual("mixer", x, y, rngs("mixer_residual"))
         cache = mixed.cache
         aux |= mixed.aux
 
@@ -157,39 +170,47 @@ class Block(nn.Module):
                 mask=memory.mask,
                 memory=memory.x,
                 cache=cross_cache,
-                dropout_rngs=rngs(4),
-                constants=cross_constants,
+                dropout_rngs=rngs("cross"),
+                constants=constants.cross_attention,
                 taps=None if taps is None else taps.within("cross_"),
             )
-            crossed = cross(self.pre_norm("cross_norm", x), cross_inputs)
-            x = self.add_residual("cross_norm", x, visit("cross_output", crossed.y), rngs(5))
+            crossed = cross(self.pre_norm("cross", x), cross_inputs)
+            y = tap("cross_output", crossed.y)
+            x = self.add_residual("cross", x, y, rngs("cross_residual"))
             cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)
             aux |= {f"cross_{name}": value for name, value in crossed.aux.items()}
-        x = visit("residual_mid", x)
+        x = tap("residual_mid", x)
 
         if config.feed_forward is not None:
-            feed_forward: FeedForward | MixtureOfExperts
+            parallel = config.norm_placement == "parallel"
+            normed = self.pre_norm("feed_forward", residual_pre if parallel else x)
+            fed: FeedForwardOutput
             if isinstance(config.feed_forward, MoEConfig):
-                feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+                experts = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+                segments = inputs.mask.segments
+                fed = experts(
+                    normed,
+                    rngs("feed_forward"),
+                    token_mask=None if segments is None else segments != 0,
+                    outputs=inputs.outputs,
+                )
             else:
                 feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
-            parallel = config.norm_placement == "parallel"
-            normed = self.pre_norm("feed_forward_norm", residual_pre if parallel else x)
-            segments = inputs.mask.segments
-            token_mask = None if segments is None else segments != 0
-            fed = feed_forward(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)
-            fed_y = visit("feed_forward_output", fed.y)
-            x = self.add_residual("feed_forward_norm", x, fed_y, rngs(3))
+                fed = feed_forward(normed, rngs("feed_forward"))
+            y = tap("feed_forward_output", fed.y)
+            x = self.add_residual("feed_forward", x, y, rngs("feed_forward_residual"))
             aux |= fed.aux
-        return BlockOutput(visit("residual_post", x), cache, aux)
+        return BlockOutput(tap("residual_post", x), cache, aux)
 
-    def pre_norm(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def pre_norm(self, sublayer: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the input of a sublayer: x, normalized unless the block is post-norm."""
-        return x if self.config.norm_placement == "post" else self.apply_norm(name, x)
+        if self.config.norm_placement == "post":
+            return x
+        return self.apply_norm(f"{sublayer}_norm", x)
 
     def add_residual(
         self,
-        name: str,
+        sublayer: str,
         x: Float[Array, "B T D"],  # residual stream
         y: Float[Array, "B T D"],  # output of the sublayer
         dropout_rngs: Key[Array, "B"] | None,
@@ -197,10 +218,11 @@ class Block(nn.Module):
         """Add a sublayer's output to the residual stream, with dropout and norms."""
         config = self.config
         if config.norm_placement == "sandwich":
-            y = self.apply_norm(name.replace("norm", "output_norm"), y)
+            y = self.apply_norm(f"{sublayer}_output_norm", y)
         y = dropout(y, config.residual_dropout, dropout_rngs)
         x = x + y if config.residual else y
-        x = self.apply_norm(name, x) if config.norm_placement == "post" else x
+        if config.norm_placement == "post":
+            x = self.apply_norm(f"{sublayer}_norm", x)
         return self.context.constrain(x, ("batch", "length", None))
 
     def apply_norm(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

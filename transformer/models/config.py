@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Literal
+import math
+from typing import Annotated
 
+from transformer.attention.mixer import MixerConfig
 from transformer.layers.activations import MaskedHeadActivation
 from transformer.layers.moe import MoEConfig
 from transformer.layers.norms import NormConfig
@@ -20,8 +22,6 @@ from transformer.validation import (
     Settings,
     check_nested_settings,
 )
-
-Pooling = Literal["first", "mean", "max"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +138,9 @@ class TransformerConfig(Settings):
     @functools.cached_property
     def source_vocab_size(self) -> int:
         """V of the source; equal to `vocab_size` if source and target share the vocabulary."""
-        own = 0 if self.encoder is None else self.encoder.vocab_size
-        return own or self.vocab_size
+        if self.encoder is None or not self.encoder.vocab_size:
+            return self.vocab_size
+        return self.encoder.vocab_size
 
     @functools.cached_property
     def max_length(self) -> int | None:
@@ -149,14 +150,11 @@ class TransformerConfig(Settings):
 
     def pad_vocab_size(self, vocab_size: int) -> int:
         """Return the number of embedding rows of a vocabulary of this size."""
-        return -(-vocab_size // self.pad_vocab_to_multiple) * self.pad_vocab_to_multiple
+        return math.ceil(vocab_size / self.pad_vocab_to_multiple) * self.pad_vocab_to_multiple
 
 
 def check_layers(config: TransformerConfig | EncoderConfig, d_model: int) -> None:
-    """Raise ValueError if a layer pattern is empty, too long, or does not fit the model's width.
-
-    Also for a setting such as a list: `jax.jit` compares settings by their hash.
-    """
+    """Raise ValueError if a layer pattern is empty, too long, or does not fit the model's width."""
     name, pattern = type(config).__name__, config.layer_pattern
     if not pattern:
         raise ValueError(f"{name}.layer_pattern (): has no layers; give one BlockConfig or more")
@@ -165,14 +163,18 @@ def check_layers(config: TransformerConfig | EncoderConfig, d_model: int) -> Non
             f"{name}.num_layers {config.num_layers}: is fewer than the {len(pattern)} blocks of "
             f"layer_pattern; give at least {len(pattern)}"
         )
-    for mixer in (mixer for block in pattern for mixer in (block.mixer, block.cross_attention)):
-        if mixer is None:
-            continue
-        try:
-            hash(mixer)
-        except TypeError as error:
-            raise ValueError(
-                f"{name}.layer_pattern: {type(mixer).__name__} has no hash ({error}); give a tuple "
-                "or another frozen value"
-            ) from None
-        mixer.check_d_model(d_model)
+    for block in pattern:
+        _check_mixer(name, block.mixer, d_model)
+        if block.cross_attention is not None:
+            _check_mixer(name, block.cross_attention, d_model)
+
+
+def _check_mixer(name: str, mixer: MixerConfig, d_model: int) -> None:
+    try:
+        hash(mixer)  # `jax.jit` compares settings by their hash, which a list in them has not
+    except TypeError as error:
+        raise ValueError(
+            f"{name}.layer_pattern: {type(mixer).__name__} has no hash ({error}); give a tuple "
+            "or another frozen value"
+        ) from None
+    mixer.check_d_model(d_model)

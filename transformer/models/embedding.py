@@ -19,7 +19,13 @@ def declare_embedding(
     module: nn.Module, name: str, num_rows: int, context: ModelContext
 ) -> Float[Array, "Vp D"]:
     """Declare a token embedding of `module`."""
-    return declare_table(module, name, {"vocab": num_rows}, {"embed": context.d_model}, context)
+    return declare_table(
+        module,
+        name,
+        inputs={"vocab": num_rows},
+        outputs={"embed": context.d_model},
+        context=context,
+    )
 
 
 def embed_tokens(
@@ -42,13 +48,37 @@ def embed_tokens(
         x = x + embed_positions(module, positions, config.position_embedding, context)
     if config.num_token_types:
         x = x + embed_token_types(module, token_types, config.num_token_types, context)
-    x = x.astype(config.precision.compute)
+    return finish_embedding(x.astype(config.precision.compute), dropout_rngs, config, context)
+
+
+def finish_embedding(
+    x: Float[Array, "B T D"],
+    dropout_rngs: Key[Array, "B"] | None,
+    config: TransformerConfig,
+    context: ModelContext,
+) -> Float[Array, "B T D"]:
+    """Apply the norm and the dropout of summed embeddings, in the scope of the calling module."""
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
-    # Stream L: streams 0 to L - 1 belong to the layers.
-    rngs = fold_in(dropout_rngs, context.num_layers)
-    x = dropout(x, config.embedding_dropout, rngs)
+    x = dropout(x, config.embedding_dropout, embedding_rngs(dropout_rngs, context))
     return context.constrain(x, ("batch", "length", None))
+
+
+# Of the random streams of a model, 0 to L - 1 belong to its layers.
+
+
+def embedding_rngs(
+    dropout_rngs: Key[Array, "B"] | None, context: ModelContext
+) -> Key[Array, "B"] | None:
+    """Return the keys of the dropout of embeddings: stream L."""
+    return fold_in(dropout_rngs, context.num_layers)
+
+
+def head_rngs(
+    dropout_rngs: Key[Array, "B"] | None, context: ModelContext
+) -> Key[Array, "B"] | None:
+    """Return the keys of the dropout before a classifier's head: stream L + 1."""
+    return fold_in(dropout_rngs, context.num_layers + 1)
 
 
 def declare_output_matrix(
@@ -59,16 +89,24 @@ def declare_output_matrix(
 ) -> Float[Array, "D Vp"]:
     """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
     if config.tie_embeddings:
-        matrix = embedding_table.T
-    else:
-        embed, vocab = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
-        matrix = declare_table(module, "output", embed, vocab, context)
-    return matrix if config.logit_scale == 1 else matrix * config.logit_scale
+        return _scale_output(embedding_table.T, config)
+    matrix = declare_table(
+        module,
+        "output",
+        inputs={"embed": config.d_model},
+        outputs={"vocab": config.padded_vocab_size},
+        context=context,
+    )
+    return _scale_output(matrix, config)
 
 
 def get_output_matrix(params: Any, config: TransformerConfig) -> Float[Array, "D Vp"]:
     """Return the output matrix from a model's parameters, tied or not, with `logit_scale`."""
-    matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
+    matrix = params["embedding"].T if config.tie_embeddings else params["output"]
+    return _scale_output(matrix, config)
+
+
+def _scale_output(matrix: jax.Array, config: TransformerConfig) -> jax.Array:
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
@@ -81,6 +119,6 @@ def compute_logits(
 ) -> Float[Array, "B T V"]:
     """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
-    logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    logits = logits[..., : config.vocab_size]
-    return cap_logits(logits, config.logit_soft_cap) if config.logit_soft_cap else logits
+    if bias is not None:
+        logits = logits + bias.astype(logits.dtype)[None, None]
+    return cap_logits(logits[..., : config.vocab_size], config.logit_soft_cap)

@@ -28,9 +28,10 @@ from transformer.models.model import (
     ModelOutput,
     apply_layers,
     check_cache_inputs,
-    make_taps,
+    check_cache_length,
     reject_explicit_axes,
 )
+from transformer.models.requests import make_taps
 from transformer.models.stack import StackOutput, declare_shared_bias, init_cache
 from transformer.taps import Edit, Outputs, Taps
 from transformer.validation import check_positions, check_segments, check_shapes, check_token_ids
@@ -86,8 +87,6 @@ class EncoderDecoder(Model):
         examples = next((x for x in (tokens, source, memory) if x is not None), None)
         if examples is None:
             raise ValueError("neither source nor tokens: give at least one")
-        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
-        reject_explicit_axes(source=source, tokens=tokens)
         check_shapes(
             source=(source, "B S | None", int),
             tokens=(tokens, "B T | None", int),
@@ -97,12 +96,14 @@ class EncoderDecoder(Model):
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
         )
+        reject_explicit_axes(source=source, tokens=tokens)
+        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
         check_segments("source_segments", source_segments)
         check_segments("segments", segments)
         config, context = self.config, self.context
         if cache is not None and tokens is not None:
             check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
-        taps, encoder_taps = make_taps(config, outputs, edits)
+        taps = make_taps(config, outputs, edits)
         encoder_aux: Any = ()
         table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
         source_table = table
@@ -122,7 +123,7 @@ class EncoderDecoder(Model):
                 source_segments,
                 fold_in(dropout_rngs, 0),
                 outputs,
-                encoder_taps,
+                taps.encoder,
             )
             memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
@@ -142,9 +143,10 @@ class EncoderDecoder(Model):
             cache,
             fold_in(dropout_rngs, 1),
             outputs,
-            taps,
+            taps.layers,
         )
-        matrix, bias = declare_output_matrix(self, table, config, context), None
+        matrix = declare_output_matrix(self, table, config, context)
+        bias = None
         if config.logit_bias:
             bias = declare_weight(
                 self,
@@ -160,7 +162,11 @@ class EncoderDecoder(Model):
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
-        """Return an empty cache for `batch_size` targets of up to `length` tokens, by layer."""
+        """Return an empty cache for `batch_size` targets of up to `length` tokens, by layer.
+
+        ValueError: there are fewer learned positions than `length`.
+        """
+        check_cache_length(self.config, length)
         pattern = self.config.layer_pattern
         return init_cache(pattern, self.context, batch_size, length, source_length)
 
@@ -218,9 +224,14 @@ class Encoder(nn.Module):
             context=context,
         )
         mask = Mask(positions=positions, segments=segments)
-        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
-        shared_bias = declare_shared_bias(self, encoder.layer_pattern, context)
-        inputs = inputs.replace(shared_bias=shared_bias)
+        inputs = MixerInputs(
+            positions,
+            mask,
+            dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, encoder.layer_pattern, context),
+            taps=taps,
+            outputs=outputs,
+        )
         return apply_layers(encoder, config, context, x, inputs)
 
 
@@ -256,8 +267,12 @@ class Decoder(nn.Module):
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
         inputs = MixerInputs(
-            positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
+            positions,
+            mask,
+            cache=cache,
+            dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, config.layer_pattern, context),
+            taps=taps,
+            outputs=outputs,
         )
-        shared_bias = declare_shared_bias(self, config.layer_pattern, context)
-        inputs = inputs.replace(shared_bias=shared_bias)
         return apply_layers(config, config, context, x, inputs, memory)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from transformer.model_context import has_explicit_axes
 from transformer.models.model import ModelOutput
 
 
@@ -73,8 +74,3 @@ def with_auto_axes(
             return run(arrays)
 
     return call
-
-
-def has_explicit_axes(leaf: Any) -> bool:
-    """Return True for an array on a mesh with explicit axes."""
-    return isinstance(leaf, jax.Array) and bool(jax.typeof(leaf).sharding.mesh.explicit_axes)

@@ -9,19 +9,18 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.basic import apply_linear, dropout, fold_in
-from transformer.layers.norms import Norm
+from transformer.layers.basic import apply_linear, dropout
 from transformer.layers.position_embedding import NoPosition, embed_positions
-from transformer.models.config import Pooling
-from transformer.models.heads import check_head, check_pooling, pool_sequence
+from transformer.models.embedding import finish_embedding, head_rngs
+from transformer.models.heads import Pooling, check_head, check_pooling, pool_sequence
 from transformer.models.model import (
     LOGITS,
     Model,
     ModelOutput,
     apply_layers,
-    make_taps,
     reject_explicit_axes,
 )
+from transformer.models.requests import make_taps
 from transformer.taps import Outputs
 from transformer.validation import check_integer, check_positions, check_segments, check_shapes
 
@@ -70,7 +69,6 @@ class FeatureClassifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        dropout_rngs = self.example_rngs(dropout_rngs, features.shape[0])
         check_shapes(
             {"I": self.num_features},
             features=(features, "B T I", float),
@@ -78,24 +76,21 @@ class FeatureClassifier(Model):
             segments=(segments, "B? T | None", int, bool),
             adjacency=(adjacency, "B? T T | None", bool),
         )
+        dropout_rngs = self.example_rngs(dropout_rngs, features.shape[0])
         config, context = self.config, self.context
         check_positions("inputs", features.shape[1], positions, config.max_length)
         check_segments("segments", segments)
         reject_explicit_axes(features=features)
-        width = {"embed": config.d_model}
-        inputs_axis = {"features": self.num_features}
+        embed = {"embed": config.d_model}
         x = features.astype(config.precision.compute)
-        x = apply_linear(self, "input", x, inputs_axis, width, context, bias=True)
+        x = apply_linear(
+            self, "input", x, {"features": self.num_features}, embed, context, bias=True
+        )
         positions = positions_or_arange(positions, features.shape[1])
         if not isinstance(config.position_embedding, NoPosition):
-            x = x + embed_positions(self, positions, config.position_embedding, context).astype(
-                x.dtype
-            )
-        if config.embedding_norm is not None:
-            x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
-        # Stream L: streams 0 to L - 1 belong to the layers.
-        x = dropout(x, config.embedding_dropout, fold_in(dropout_rngs, context.num_layers))
-        x = context.constrain(x, ("batch", "length", None))
+            vectors = embed_positions(self, positions, config.position_embedding, context)
+            x = x + vectors.astype(x.dtype)
+        x = finish_embedding(x, dropout_rngs, config, context)
         mask = Mask(
             MaskPattern(causal=config.causal),
             positions=positions,
@@ -108,12 +103,11 @@ class FeatureClassifier(Model):
             mask,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
-            taps=make_taps(config, outputs, None)[0],
+            taps=make_taps(config, outputs, None).layers,
         )
         output = apply_layers(config, config, context, x, inputs)
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
-        rngs = fold_in(dropout_rngs, context.num_layers + 1)
-        pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
+        pooled = dropout(pooled, self.head_dropout, head_rngs(dropout_rngs, context))[:, None]
         classes = {"classes": self.num_classes}
-        logits = apply_linear(self, "head", pooled, width, classes, context, bias=True)[:, 0]
+        logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)

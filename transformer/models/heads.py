@@ -1,19 +1,23 @@
 """Encoders with a classification head: of whole sequences (`Classifier`) or tokens (`Tagger`)."""
 
 from collections.abc import Mapping
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Segments
-from transformer.layers.basic import apply_linear, dropout, fold_in
+from transformer.layers.basic import apply_linear, dropout
 from transformer.model_context import ModelContext
-from transformer.models.config import Pooling, TransformerConfig
+from transformer.models.config import TransformerConfig
+from transformer.models.embedding import head_rngs
 from transformer.models.model import LOGITS, Model, ModelOutput
 from transformer.taps import Edit, Outputs
 from transformer.validation import check_integer
+
+Pooling = Literal["first", "mean", "max"]
+"""Vector of a sequence: that of its first token, the mean or the maximum of all."""
 
 
 def check_head(num_classes: int, head_dropout: float) -> None:
@@ -113,9 +117,8 @@ class Classifier(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return `logits` [B, C]; `Model` describes the arguments."""
-        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
-        output, _ = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
@@ -126,8 +129,7 @@ class Classifier(Model):
             edits=edits,
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
-        # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
-        rngs = fold_in(dropout_rngs, context.num_layers + 1)
+        rngs = head_rngs(output.dropout_rngs, context)
         pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
@@ -158,9 +160,8 @@ class Tagger(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return `logits` [B, T, C]; `Model` describes the arguments."""
-        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
-        output, _ = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
@@ -169,7 +170,7 @@ class Tagger(Model):
             outputs=outputs,
             edits=edits,
         )
-        x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
+        x = dropout(output.x, self.head_dropout, head_rngs(output.dropout_rngs, context))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", x, embed, classes, context, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

@@ -12,7 +12,6 @@ from transformer.models.model import (
     LOGITS,
     Model,
     ModelOutput,
-    check_cache_inputs,
     check_cache_length,
 )
 from transformer.models.stack import init_cache
@@ -40,19 +39,17 @@ class LanguageModel(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return logits [B, T, V] and hidden states; `Model` describes the arguments."""
-        if cache is not None:
-            check_cache_inputs(cache, tokens, self.config.num_layers, positions, segments)
-        output, table = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
             prefix_lengths=prefix_lengths,
             cache=cache,
-            dropout_rngs=self.example_rngs(dropout_rngs, tokens.shape[0]),
+            dropout_rngs=dropout_rngs,
             outputs=outputs,
             edits=edits,
         )
-        matrix = declare_output_matrix(self, table, self.config, self.context)
+        matrix = declare_output_matrix(self, output.embedding_table, self.config, self.context)
         logits = None
         if "logits" in outputs:  # the trainer asks for none: its loss is fused with the matrix
             logits = compute_logits(output.x, matrix, self.config, self.context)

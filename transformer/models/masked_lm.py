@@ -11,11 +11,7 @@ from transformer.layers.basic import apply_linear, declare_weight
 from transformer.layers.norms import Norm, NormConfig
 from transformer.models.embedding import compute_logits, declare_output_matrix
 from transformer.models.heads import pool_sequence
-from transformer.models.model import (
-    LOGITS,
-    Model,
-    ModelOutput,
-)
+from transformer.models.model import LOGITS, Model, ModelOutput
 from transformer.taps import Edit, Outputs
 
 
@@ -48,9 +44,8 @@ class MaskedLanguageModel(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return `logits` [B, T, V]; `Model` describes the arguments."""
-        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
-        output, table = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
@@ -67,7 +62,7 @@ class MaskedLanguageModel(Model):
         x = apply_linear(self, "head", x, embed, embed, context, bias=head.bias)
         x = ACTIVATIONS[head.activation](x)
         x = Norm(config.embedding_norm or NormConfig(), context, name="head_norm")(x)
-        matrix = declare_output_matrix(self, table, config, context)
+        matrix = declare_output_matrix(self, output.embedding_table, config, context)
         bias = None
         if head.output_bias:
             bias = declare_weight(

@@ -1,7 +1,7 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
@@ -11,25 +11,23 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
-from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import abstract_weights
 from transformer.layers.norms import Norm
-from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
-from transformer.models.block import BlockConfig, Memory
+from transformer.model_context import (
+    ActivationConstraint,
+    ModelContext,
+    has_explicit_axes,
+    unconstrained,
+)
+from transformer.models.block import Memory
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.embedding import declare_embedding, embed_tokens
+from transformer.models.requests import make_taps
 from transformer.models.stack import Stack, StackOutput
-from transformer.taps import (
-    ATTENTION_VALUES,
-    BLOCK_VALUES,
-    OTHER_OUTPUTS,
-    Edit,
-    Outputs,
-    Taps,
-    edits_within,
-)
+from transformer.taps import Edit, Outputs
 from transformer.validation import (
     check_integer,
     check_positions,
@@ -40,9 +38,6 @@ from transformer.validation import (
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
-
-DEFAULT_OUTPUTS: Outputs = LOGITS | {"losses"}
-"""Outputs that all models have, so that their names need no check."""
 
 EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 """Smallest batch of tokens, for `Model.example_inputs`."""
@@ -62,6 +57,16 @@ class ModelOutput(NamedTuple):
     stacked over its layers (`transformer.inspection.layer_values` reads them by layer)."""
     encoder_aux: Any = ()
     """`aux` of the encoder of an encoder-decoder."""
+
+
+class BackboneOutput(NamedTuple):
+    """Result of `Model.apply_backbone`."""
+
+    x: Float[Array, "B T D"]
+    cache: tuple[Any, ...] | None
+    aux: tuple[dict[str, jax.Array], ...]
+    embedding_table: Float[Array, "Vp D"]
+    dropout_rngs: Key[Array, "B"] | None  # one for each example
 
 
 class Model(nn.Module):
@@ -108,7 +113,8 @@ class Model(nn.Module):
     def init_params(self, rng: jax.Array) -> Any:
         """Return initial parameters: `init` with the smallest inputs, compiled as one program."""
         # Outside of a program each operation of `init` would be compiled alone, some hundred of
-        # them; inside of one they become a part of it.
+        # them. Inside of one they become a part of it, as JAX takes compiler options for the
+        # outermost program only.
         if isinstance(rng, jax.core.Tracer):
             return _draw_params(self, rng)
         return _init_program(jax.default_backend())(self, rng)
@@ -164,11 +170,11 @@ class Model(nn.Module):
         token_types: Int[Array, "#B T"] | None = None,
         prefix_lengths: Int[Array, "#B"] | None = None,
         cache: tuple[Any, ...] | None = None,
-        dropout_rngs: Key[Array, "B"] | None = None,
+        dropout_rngs: Key[Array, "B"] | None = None,  # as the model gets them
         outputs: Outputs,
         edits: Mapping[str, Edit] | None = None,
-    ) -> tuple[StackOutput, Float[Array, "Vp D"]]:
-        """Embed tokens and apply the layers; return the stack's output and the embedding table."""
+    ) -> BackboneOutput:
+        """Check the inputs of a model, embed tokens and apply the layers."""
         config, context = self.config, self.context
         check_shapes(
             tokens=(tokens, "B T", int),
@@ -177,6 +183,9 @@ class Model(nn.Module):
             token_types=(token_types, "B? T | None", int),
             prefix_lengths=(prefix_lengths, "B? | None", int),
         )
+        if cache is not None:
+            check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
+        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
         check_positions("tokens", tokens.shape[1], positions, config.max_length)
         check_segments("segments", segments)
@@ -208,9 +217,10 @@ class Model(nn.Module):
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
-            taps=make_taps(config, outputs, edits)[0],
+            taps=make_taps(config, outputs, edits).layers,
         )
-        return apply_layers(config, config, context, x, inputs), table
+        output = apply_layers(config, config, context, x, inputs)
+        return BackboneOutput(output.x, output.cache, output.aux, table, dropout_rngs)
 
 
 def apply_layers(
@@ -263,6 +273,9 @@ def _init_program(platform: str) -> Any:
     return jax.jit(_draw_params, static_argnums=0, compiler_options=options)
 
 
+# Checks of parameters and inputs
+
+
 def check_params(model: Model, params: Any) -> None:
     """Raise ValueError unless these are parameters of the model: its paths, shapes and floats.
 
@@ -296,7 +309,7 @@ def check_params(model: Model, params: Any) -> None:
 def reject_explicit_axes(**arrays: jax.Array | None) -> None:
     """Raise ValueError for arrays on a mesh with explicit axes, where lookups are ambiguous."""
     for name, array in arrays.items():
-        if isinstance(array, jax.Array) and jax.typeof(array).sharding.mesh.explicit_axes:
+        if has_explicit_axes(array):
             raise ValueError(
                 f"{name}: is on a mesh with explicit axes; call "
                 "transformer.models.explicit_sharding.with_auto_axes(model.apply), or make the "
@@ -321,10 +334,13 @@ def check_cache_inputs(
         raise ValueError(
             "cache: cannot be combined with segments; decode one document for each example"
         )
-    if not isinstance(cache, list | tuple) or len(cache) != num_layers:
+    if not isinstance(cache, list | tuple):
         raise ValueError(
-            f"cache of type {type(cache).__name__}: give that of the model's init_cache, with "
-            f"{num_layers} layers"
+            f"cache of type {type(cache).__name__}: give that of the model's init_cache"
+        )
+    if len(cache) != num_layers:
+        raise ValueError(
+            f"cache: has {len(cache)} layers, the model {num_layers}; give that of its init_cache"
         )
     # Axis 0 is the batch in most caches; one of several leading sizes is left to the mixer.
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}
@@ -362,70 +378,3 @@ def check_cache_length(config: TransformerConfig, length: int) -> None:
             f"a cache of {length} tokens: the model's positions reach {limit}; give a shorter one, "
             "a longer table of positions, or LongRoPEScaling with factors long"
         )
-
-
-# Requests of intermediate values
-
-
-def make_taps(
-    config: TransformerConfig, outputs: Collection[str], edits: Mapping[str, Edit] | None
-) -> tuple[Taps | None, Taps | None]:
-    """Return the taps of a model's layers and of its encoder; None where nothing is requested.
-
-    Raises:
-      ValueError: A name is unknown, or no layer of the model has such a value.
-    """
-    edits = dict(edits or {})
-    if not edits and DEFAULT_OUTPUTS.issuperset(outputs):
-        return None, None
-    known = _known_names(config.layer_pattern)
-    known_in_encoder = {} if config.encoder is None else _known_names(config.encoder.layer_pattern)
-    _check_names("outputs", outputs, {**OTHER_OUTPUTS, **known, **known_in_encoder})
-    editable = {**known, **{f"encoder_{name}": text for name, text in known_in_encoder.items()}}
-    _check_names("edits", edits, editable)
-    for name, edit in edits.items():
-        in_encoder = config.encoder is not None and name.startswith("encoder_")
-        _check_layers(name, edit, config.encoder if in_encoder else config)  # type: ignore[arg-type]
-    own = tuple((name, edit) for name, edit in edits.items() if name in known)
-    encoder = edits_within(edits.items(), "encoder_") if known_in_encoder else ()
-    requested = frozenset(outputs) & (BLOCK_VALUES.keys() | ATTENTION_VALUES.keys() - {"weights"})
-    return (
-        Taps(outputs=requested, edits=own) if requested or own else None,
-        Taps(outputs=requested, edits=encoder) if requested or encoder else None,
-    )
-
-
-def _known_names(pattern: Iterable[BlockConfig]) -> dict[str, str]:
-    """Return the names of the values that the layers of a pattern have, with their meaning."""
-    always = ("residual_pre", "residual_mid", "residual_post", "mixer_output")
-    known: dict[str, str] = {}
-    for block in pattern:
-        known |= {name: BLOCK_VALUES[name] for name in always}
-        if block.feed_forward is not None:
-            known["feed_forward_output"] = BLOCK_VALUES["feed_forward_output"]
-        known |= mixer_class(block.mixer).values
-        if block.cross_attention is not None:
-            known["cross_output"] = BLOCK_VALUES["cross_output"]
-            of_cross = mixer_class(block.cross_attention).values.items()
-            known |= {f"cross_{name}": text for name, text in of_cross}
-    return known
-
-
-def _check_names(argument: str, names: Iterable[str], known: Mapping[str, str]) -> None:
-    for name in sorted(names):
-        if name not in known:
-            raise ValueError(
-                f"{argument} {name!r}: the model has no such value; give {', '.join(sorted(known))}"
-            )
-
-
-def _check_layers(name: str, edit: Edit, config: TransformerConfig | EncoderConfig) -> None:
-    """Raise ValueError for an edit of a layer that has no such value: it would do nothing."""
-    value, pattern = name.removeprefix("encoder_"), config.layer_pattern
-    for layer in getattr(edit, "layers", ()):
-        if not 0 <= layer < config.num_layers:
-            raise ValueError(
-                f"edit of {name}: there is no layer {layer}; give 0 to {config.num_layers - 1}"
-            )
-        if value not in _known_names([pattern[layer % len(pattern)]]):
-            raise ValueError(f"edit of {name}: layer {layer} has no such value; give another layer")

@@ -125,6 +125,11 @@ class Stack(nn.Module):
         memory: Memory | None = None,
     ) -> StackOutput:
         num_places, num_layers = len(self.layer_pattern), self.context.num_layers
+        if self.has_variable("params", f"place_{num_places}"):
+            raise ValueError(
+                f"parameters layers/place_{num_places}: the model's layer pattern has {num_places} "
+                "places; give the parameters of this configuration"
+            )
         # In the order of the pattern: Linen derives initial values from the order of declaration.
         stacks = [self.stacked_layers(place) for place in range(num_places)]
         cache, dropout_rngs = inputs.cache, inputs.dropout_rngs
@@ -175,7 +180,8 @@ class Stack(nn.Module):
             x, scanned_aux = jax.lax.scan(run_repetition, x, scanned)
             aux = [[place_aux] for place_aux in scanned_aux]
         for layer_index in range(num_scanned, num_layers):
-            place, index = layer_index % num_places, layer_index // num_places
+            place = layer_index % num_places
+            index = layer_index // num_places
             weights, constants, _ = stacks[place]
             if unstacked or cache is not None:  # x orders the copies: one layer in memory at a time
                 weights = select_for_decoding(weights, index, x)
@@ -184,14 +190,13 @@ class Stack(nn.Module):
             constants = jax.tree.map(lambda leaf, index=index: leaf[index], constants)
             layer = LayerInputs(weights, constants, layer_index)
             output = run_layer(place, layer, x, caches[layer_index], scanned=False)
-            x, caches[layer_index], layer_aux = output
+            x, caches[layer_index] = output.x, output.cache
             # With a leading axis, like the stacked result of a scan, to which it is appended.
-            aux[place].append(jax.tree.map(lambda leaf: leaf[None], layer_aux))
+            aux[place].append(jax.tree.map(lambda leaf: leaf[None], output.aux))
         new_cache = None if cache is None else tuple(caches)
-        # Trees of arrays by layer, as one array each; a place without a layer has none.
-        concatenate = lambda *stacks: jnp.concatenate(stacks)  # noqa: E731
-        aux_of_places = (jax.tree.map(concatenate, *each) if each else {} for each in aux)
-        return StackOutput(x, new_cache, tuple(aux_of_places))
+        return StackOutput(
+            x, new_cache, tuple(_combine_trees(jnp.concatenate, trees) for trees in aux)
+        )
 
     @property
     def num_scanned_layers(self) -> int:
@@ -211,18 +216,29 @@ class Stack(nn.Module):
             # Not `self.param`, which compares shapes with those of `init`: a place may hold
             # `UnstackedLayers`.
             weights = self.get_variable("params", name)
+            # Slices of the stacked arrays would leave layers out, or repeat the last one.
             is_unstacked = isinstance(weights, UnstackedLayers)
-            heights = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
-            extra_place = self.has_variable("params", f"place_{len(pattern)}")
-            if extra_place or any(len(each) != len(indices) for each in heights):
-                raise wrong_depth(name, len(heights[0]), len(indices), len(pattern))
+            stacks = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
+            for stack in stacks:
+                if len(stack) != len(indices):
+                    raise ValueError(
+                        f"parameters layers/{name}: have {len(stack)} layers, but the model has "
+                        f"{len(indices)}; give the parameters of this configuration"
+                    )
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
             weights = self.param(name, init_place, pattern, context, place)
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
-        stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
-        return LayerInputs(weights, stacked, jnp.array(indices))
+        return LayerInputs(weights, _combine_trees(jnp.stack, constants), jnp.array(indices))
+
+
+def _combine_trees(
+    combine: Callable[[tuple[jax.Array, ...]], jax.Array],
+    trees: list[Any],  # of arrays, one for each layer of a place
+) -> Any:
+    """Return one tree whose arrays are `combine` of those of all trees; {} of no trees."""
+    return jax.tree.map(lambda *leaves: combine(leaves), *trees) if trees else {}
 
 
 def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, place: int) -> Any:
@@ -288,19 +304,6 @@ def init_cache(
     # By layer, not stacked like the weights: decoding replaces the cache of one layer at a time,
     # and writing into a stack would need an index into it.
     return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
-
-
-def wrong_depth(name: str, actual: int, expected: int, num_places: int) -> ValueError:
-    """Return the error about weights of a place with another number of layers, or more places.
-
-    Without it slices of the stacked arrays would leave layers out, or repeat the last one.
-    """
-    problem = f"have {actual} layers, but the model has {expected}"
-    if actual == expected:
-        problem = f"have more places than the {num_places} of the model's layer pattern"
-    return ValueError(
-        f"parameters layers/{name}: {problem}; give the parameters of this configuration"
-    )
 
 
 def find_shared_bias(pattern: LayerPattern) -> tuple[T5RelativeBias, int] | None:

@@ -46,6 +46,7 @@ from transformer.attention.variants.top_k import TopKConfig
         (T5RelativeBias, dict(num_buckets=7)),
         (T5RelativeBias, dict(num_buckets=6, bidirectional=True)),
         (T5RelativeBias, dict(max_distance=16)),
+        (T5RelativeBias, dict(max_distance=2**20 + 1)),
         (LinearScaling, dict(factor=0.5)),
         (NTKScaling, dict(factor=0.5)),
         (YaRNScaling, dict(original_max_length=0)),

@@ -18,7 +18,6 @@ from transformer.generation.sampling import (
     sample_tokens,
     select_top_k,
 )
-from transformer.precision import finfo_min
 
 DRAWS = 20_000
 SAMPLE = jax.jit(sample_tokens, static_argnums=3)
@@ -150,7 +149,7 @@ def test_temperature_0_is_greedy(temperature: float) -> None:
 )
 def test_vocabulary_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
     """Also if real tokens have hardly larger logits."""
-    padding = float(finfo_min(dtype))
+    padding = float(jnp.finfo(dtype).min)
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
         logits = np.array([[padding, *real, padding, padding]]).astype(dtype)
         assert set(draw_many(config, logits, 500).tolist()) <= {1, 2}

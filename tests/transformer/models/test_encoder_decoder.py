@@ -250,6 +250,8 @@ def test_invalid_configs_and_calls_raise() -> None:
         EncoderDecoder(without)
     with pytest.raises(ValueError, match="no block attends to the source"):
         EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(BLOCK,)))
+    with pytest.raises(ValueError, match="a cache of 32 tokens: the model's positions reach 31"):
+        EncoderDecoder(LEARNED).init_cache(B, 32, S)
     model, _, params = make_model(CONFIG)
     with pytest.raises(ValueError, match="neither source nor tokens"):
         model.apply(params, None, None)

@@ -14,16 +14,17 @@ Tiles that a causal mask or a window hides are never visited.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.backends.tiling import (
     Index,
-    PartialAttention,
     TilePass,
+    add_unless_masked,
     compute_tile,
     dropped_weighted_values,
     join_blocks,
@@ -32,7 +33,6 @@ from transformer.attention.backends.tiling import (
     pad_to_tiles,
     split_blocks,
     tile_mask,
-    visit_unless_masked,
 )
 from transformer.attention.masks import Mask
 from transformer.attention.reference import ScoreSpec
@@ -40,6 +40,17 @@ from transformer.layers.precise_einsum import accumulation_dtype, round_to_dtype
 
 DEFAULT_BLOCK_SIZE = 128
 """Queries and keys of a tile; the scores of one tile fit into a CPU's cache."""
+
+
+class TileInputs(NamedTuple):
+    """Arrays of a pass over tiles, padded to whole tiles."""
+
+    q: Float[Array, "B T N H"]
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K Hv"]
+    mask: Mask
+    dropout_rngs: Key[Array, "B"] | None
+    captured: tuple[Any, ...]  # arrays of the score function, such as the table of a bias
 
 
 def attend_blockwise(
@@ -57,15 +68,15 @@ def attend_blockwise(
     Args:
       q: Queries.
       k: Keys.
-      v: Values. To merge the result with others, pass arrays of `ScoreSpec.widen`: then `y` is not
+      v: Values. To merge the result with others, pass arrays of `partial.widen`: then `y` is not
         rounded yet.
       mask: Visible keys of each query.
       score_spec: Scores and dropout. Relative tables are not supported, as they act on values too.
       block_size: Queries, and keys, of a tile.
       skip_masked_tiles: Test each tile's mask; see `TilePass`.
     """
-    tile_pass, *inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
-    y, lse = _blockwise(tile_pass, *inputs)
+    tile_pass, inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
+    y, lse = _blockwise(tile_pass, inputs)
     return PartialAttention(y[:, : q.shape[1]], lse[:, :, : q.shape[1]])
 
 
@@ -99,12 +110,13 @@ def blockwise_gradients(
       block_size: Queries, and keys, of a tile.
       skip_masked_tiles: Test each tile's mask; see `TilePass`.
     """
-    tile_pass, *inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
-    padding = inputs[0].shape[1] - q.shape[1]
+    tile_pass, inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
+    padding = inputs.q.shape[1] - q.shape[1]
     # Rows of padding get dy = 0 and delta = 0, so their dS = P * (dP - delta) is 0 for any lse.
     dy = jnp.pad(dy, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    lse, delta = (jnp.pad(each, ((0, 0), (0, 0), (0, padding))) for each in (lse, delta))
-    dq, dk, dv, _ = _gradients(tile_pass, *inputs, lse=lse, dy=dy, delta=delta)
+    lse = jnp.pad(lse, ((0, 0), (0, 0), (0, padding)))
+    delta = jnp.pad(delta, ((0, 0), (0, 0), (0, padding)))
+    dq, dk, dv, _ = _gradients(tile_pass, inputs, lse, dy, delta)
     return dq[:, : q.shape[1]], dk[:, : k.shape[1]], dv[:, : k.shape[1]]
 
 
@@ -137,14 +149,15 @@ def _prepare(
     score_spec: ScoreSpec,
     block_size: int,
     skip_masked_tiles: bool,
-) -> tuple[Any, ...]:
-    """Return the arguments of `_blockwise`, padded to whole tiles."""
+) -> tuple[TilePass, TileInputs]:
+    """Return the arguments of `_blockwise`."""
     operand_dtype = score_spec.operand_dtype_of(q)
     # Scores of a tile are computed from wide arrays, so the spec has to name the operands' dtype.
     score_spec = score_spec._replace(operand_dtype=operand_dtype)
     tiling = make_tiling(mask, q.shape[1], k.shape[1], block_size)
-    pad = functools.partial(pad_to_tiles, tiling=tiling)
-    q, k, v = pad(q, is_queries=True), pad(k, is_queries=False), pad(v, is_queries=False)
+    q = pad_to_tiles(q, tiling=tiling, is_queries=True)
+    k = pad_to_tiles(k, tiling=tiling, is_queries=False)
+    v = pad_to_tiles(v, tiling=tiling, is_queries=False)
     # All tiles have the same static shape, so one program serves them all: padding keys are hidden
     # by the mask, and the results of padding queries are cut off.
     mask = pad_mask(mask, tiling)
@@ -156,10 +169,13 @@ def _prepare(
         return score_spec.compute_scores(q, k, q_pos, k_pos)
 
     num_queries, num_keys = tiling.queries_per_tile, tiling.keys_per_tile
-    positions = tile_mask(mask, tiling, 0, 0).resolved_positions(num_queries, num_keys)
     dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
-    example = q[:, :num_queries].astype(dtype), k[:, :num_keys].astype(dtype), *positions
-    score_fn, captured = jax.closure_convert(compute_scores, *example)
+    score_fn, captured = jax.closure_convert(
+        compute_scores,
+        q[:, :num_queries].astype(dtype),
+        k[:, :num_keys].astype(dtype),
+        *tile_mask(mask, tiling, 0, 0).resolved_positions(num_queries, num_keys),
+    )
     tile_pass = TilePass(
         score_fn,
         tiling,
@@ -168,50 +184,43 @@ def _prepare(
         operand_dtype,
         skip_masked_tiles,
     )
-    return tile_pass, q, k, v, mask, score_spec.dropout_rngs, tuple(captured)
+    return tile_pass, TileInputs(q, k, v, mask, score_spec.dropout_rngs, tuple(captured))
 
 
 # JAX cannot differentiate a `fori_loop` whose bounds are traced, as they are here where a causal
 # mask or a window skips tiles. And the derivative of a loop of fixed length would save the scores
 # of every tile, all of [T, S].
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blockwise(
-    tile_pass: TilePass,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    dropout_rngs: jax.Array | None,
-    captured: tuple[Any, ...],
-) -> PartialAttention:
-    y, lse = _attend(tile_pass, q, k, v, mask, dropout_rngs, captured)
-    return PartialAttention(y.astype(v.dtype), lse)
+def _blockwise(tile_pass: TilePass, inputs: TileInputs) -> PartialAttention:
+    y, lse = _attend(tile_pass, inputs)
+    return PartialAttention(y.astype(inputs.v.dtype), lse)
 
 
-def _attend(
-    tile_pass: TilePass,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    dropout_rngs: jax.Array | None,
-    captured: tuple[Any, ...],
-) -> PartialAttention:  # y not rounded
+def _attend(tile_pass: TilePass, inputs: TileInputs) -> PartialAttention:  # y not rounded
     """Run the forward pass, one block of queries after the other."""
     tiling, dtype = tile_pass.tiling, tile_pass.softmax_dtype
     # Arrays of `widen` carry no more digits than this: they were cast up to get wide gradients.
-    q, k, v = (each.astype(tile_pass.operand_dtype) for each in (q, k, v))
-    k_blocks, v_blocks = (split_blocks(each, tiling.keys_per_tile) for each in (k, v))
+    inputs = cast_operands(inputs, tile_pass.operand_dtype)
+    value_head_dim = inputs.v.shape[-1]
+    q_blocks = split_blocks(inputs.q, tiling.queries_per_tile)
+    k_blocks = split_blocks(inputs.k, tiling.keys_per_tile)
+    v_blocks = split_blocks(inputs.v, tiling.keys_per_tile)
 
-    def attend_query_block(inputs: tuple[Index, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        query_block, q_block = inputs
+    def attend_query_block(block: tuple[Index, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        query_block, q_block = block
         b, n, num_queries, _ = q_block.shape
 
-        def visit(key_block: Index, state: Any) -> Any:
+        def add_key_tile(key_block: Index, state: Any) -> Any:
             total, maximum, y = state
-            blocks = q_block, k_blocks[key_block]
             tile = compute_tile(
-                tile_pass, *blocks, mask, dropout_rngs, captured, query_block, key_block
+                tile_pass,
+                q_block,
+                k_blocks[key_block],
+                inputs.mask,
+                inputs.dropout_rngs,
+                inputs.captured,
+                query_block,
+                key_block,
             )
             scores = jnp.where(tile.visible, tile.scores, -jnp.inf)
             new_maximum = jnp.maximum(maximum, scores.max(-1))
@@ -233,17 +242,19 @@ def _attend(
             return total, new_maximum, y
 
         def body(key_block: Index, state: Any) -> Any:
-            visit_block = functools.partial(visit, key_block)
-            return visit_unless_masked(tile_pass, mask, query_block, key_block, visit_block, state)
+            add_tile = functools.partial(add_key_tile, key_block)
+            return add_unless_masked(
+                tile_pass, inputs.mask, query_block, key_block, add_tile, state
+            )
 
         # The softmax over no keys: l = 0, m = -inf, y = 0.
         start = (
             jnp.zeros((b, n, num_queries), dtype),
             jnp.full((b, n, num_queries), -jnp.inf, dtype),
-            jnp.zeros((b, n, num_queries, v.shape[-1]), dtype),
+            jnp.zeros((b, n, num_queries, value_head_dim), dtype),
         )
-        key_blocks = tiling.key_block_range(query_block)
-        total, maximum, y = jax.lax.fori_loop(*key_blocks, body, start)
+        first, end = tiling.key_block_range(query_block)
+        total, maximum, y = jax.lax.fori_loop(first, end, body, start)
         # Divided once for each row, not in each tile (Dao 2023, FlashAttention-2, section 3.1).
         is_nonempty = total > 0
         safe_total = jnp.where(is_nonempty, total, 1)
@@ -252,53 +263,60 @@ def _attend(
         return y, jnp.where(is_nonempty, maximum + jnp.log(safe_total), -jnp.inf)
 
     # `map` runs one block after the other, so that only one tile of scores exists at a time.
-    query_blocks = jnp.arange(tiling.num_query_blocks), split_blocks(q, tiling.queries_per_tile)
-    y, lse = jax.lax.map(attend_query_block, query_blocks)
+    y, lse = jax.lax.map(attend_query_block, (jnp.arange(tiling.num_query_blocks), q_blocks))
     return PartialAttention(join_blocks(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
 
 
-def _forward(
-    tile_pass: TilePass, q: Any, k: Any, v: Any, mask: Any, dropout_rngs: Any, captured: Any
-) -> Any:
-    y, lse = _attend(tile_pass, q, k, v, mask, dropout_rngs, captured)
-    # The rounding error is saved for delta, in the dtype of y: together they have twice the digits.
-    y, rounding_error = split_high_low(y, v.dtype)
-    out = PartialAttention(y, lse)
-    # q, k and v are saved in the narrow dtype. Empty arrays carry the dtypes of their gradients: a
-    # residual of custom_vjp has to be an array.
-    dtypes = tuple(jnp.zeros((0,), each.dtype) for each in (q, k, v))
-    narrow = tuple(each.astype(tile_pass.operand_dtype) for each in (q, k, v))
-    return out, (*narrow, mask, dropout_rngs, captured, out, rounding_error, dtypes)
-
-
-def _backward(tile_pass: TilePass, residuals: Any, cotangent: PartialAttention) -> Any:
-    *inputs, out, rounding_error, dtypes = residuals
-    delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
-    *grads, d_captured = _gradients(tile_pass, *inputs, lse=out.lse, dy=cotangent.y, delta=delta)
-    dq, dk, dv = (
-        grad.astype(dtype_source.dtype) for grad, dtype_source in zip(grads, dtypes, strict=True)
+def cast_operands(inputs: TileInputs, dtype: str) -> TileInputs:
+    """Return the inputs with queries, keys and values in another dtype."""
+    return inputs._replace(
+        q=inputs.q.astype(dtype), k=inputs.k.astype(dtype), v=inputs.v.astype(dtype)
     )
+
+
+class Residuals(NamedTuple):
+    """What the forward pass saves for the backward pass."""
+
+    inputs: TileInputs
+    out: PartialAttention
+    rounding_error: jax.Array | None  # of out.y
+    dtypes: tuple[jax.Array, ...]  # empty arrays with the dtypes of the gradients of q, k and v
+
+
+def _forward(tile_pass: TilePass, inputs: TileInputs) -> tuple[PartialAttention, Residuals]:
+    y, lse = _attend(tile_pass, inputs)
+    # The rounding error is saved for delta, in the dtype of y: together they have twice the digits.
+    y, rounding_error = split_high_low(y, inputs.v.dtype)
+    out = PartialAttention(y, lse)
+    # A residual of custom_vjp has to be an array. q, k and v are saved in the narrow dtype.
+    dtypes = tuple(jnp.zeros((0,), x.dtype) for x in (inputs.q, inputs.k, inputs.v))
+    narrow = cast_operands(inputs, tile_pass.operand_dtype)
+    return out, Residuals(narrow, out, rounding_error, dtypes)
+
+
+def _backward(
+    tile_pass: TilePass, residuals: Residuals, cotangent: PartialAttention
+) -> tuple[TileInputs]:
+    inputs, out, rounding_error, dtypes = residuals
+    delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
+    *grads, d_captured = _gradients(tile_pass, inputs, out.lse, cotangent.y, delta)
+    dq, dk, dv = (grad.astype(empty.dtype) for grad, empty in zip(grads, dtypes, strict=True))
     # The arrays of a mask are integers and booleans, and random keys have no gradient either.
-    return dq, dk, dv, None, None, d_captured
+    no_gradient: Any = None
+    return (TileInputs(dq, dk, dv, no_gradient, None, d_captured),)
 
 
 def _gradients(
     tile_pass: TilePass,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    dropout_rngs: jax.Array | None,
-    captured: tuple[Any, ...],
-    *,
-    lse: jax.Array,
-    dy: jax.Array,
-    delta: jax.Array,
+    inputs: TileInputs,
+    lse: Float[Array, "B N T"],
+    dy: Float[Array, "B T N Hv"],
+    delta: Float[Array, "B N T"],
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:  # of q, k, v (not rounded) and of `captured`
     """Run the backward pass, one block of keys after the other (Dao et al. 2022, algorithm 4)."""
     tiling, dtype = tile_pass.tiling, tile_pass.sum_dtype
     num_queries = tiling.queries_per_tile
-    q, k, v, dy = (each.astype(tile_pass.operand_dtype) for each in (q, k, v, dy))
+    inputs, dy = cast_operands(inputs, tile_pass.operand_dtype), dy.astype(tile_pass.operand_dtype)
 
     def split_rows(x: Float[Array, "B N T"]) -> Float[Array, "blocks B N num_queries"]:
         return jnp.moveaxis(x.reshape(*x.shape[:2], -1, num_queries), 2, 0)
@@ -310,21 +328,23 @@ def _gradients(
         return total + term.astype(total.dtype)
 
     # lse = -inf in rows without a visible key: any finite number will do, the mask hides them.
-    delta, lse = split_rows(delta), split_rows(jnp.where(jnp.isfinite(lse), lse, 0))
-    q_blocks, dy_blocks = split_blocks(q, num_queries), split_blocks(dy, num_queries)
+    delta = split_rows(delta)
+    lse = split_rows(jnp.where(jnp.isfinite(lse), lse, 0))
+    q_blocks = split_blocks(inputs.q, num_queries)
+    dy_blocks = split_blocks(dy, num_queries)
 
-    def visit_key_block(carry: Any, inputs: Any) -> Any:
-        key_block, k_block, v_block = inputs
+    def add_key_block(carry: Any, block: tuple[Index, jax.Array, jax.Array]) -> Any:
+        key_block, k_block, v_block = block
 
-        def visit(query_block: Index, state: Any) -> Any:
+        def add_query_tile(query_block: Index, state: Any) -> Any:
             dq, d_captured, dk, dv = state
-            blocks = q_blocks[query_block], k_block
             tile = compute_tile(
                 tile_pass,
-                *blocks,
-                mask,
-                dropout_rngs,
-                captured,
+                q_blocks[query_block],
+                k_block,
+                inputs.mask,
+                inputs.dropout_rngs,
+                inputs.captured,
                 query_block,
                 key_block,
                 backward=True,
@@ -352,25 +372,27 @@ def _gradients(
             return dq, d_captured, add(dk, tile_dk), add(dv, tile_dv)
 
         def body(query_block: Index, state: Any) -> Any:
-            visit_block = functools.partial(visit, query_block)
-            return visit_unless_masked(tile_pass, mask, query_block, key_block, visit_block, state)
+            add_tile = functools.partial(add_query_tile, query_block)
+            return add_unless_masked(
+                tile_pass, inputs.mask, query_block, key_block, add_tile, state
+            )
 
         start = (*carry, zeros_for_sum(k_block), zeros_for_sum(v_block))
-        query_blocks = tiling.query_block_range(key_block)
-        dq, d_captured, dk, dv = jax.lax.fori_loop(*query_blocks, body, start)
+        first, end = tiling.query_block_range(key_block)
+        dq, d_captured, dk, dv = jax.lax.fori_loop(first, end, body, start)
         return (dq, d_captured), (dk, dv)
 
     # dq and the gradients of `captured` get terms from every block of keys, so they are carried;
     # dk and dv of a block are complete after its visit.
-    start = zeros_for_sum(q_blocks), jax.tree.map(zeros_for_sum, captured)
+    start = zeros_for_sum(q_blocks), jax.tree.map(zeros_for_sum, inputs.captured)
     key_blocks = (
         jnp.arange(tiling.num_key_blocks),
-        split_blocks(k, tiling.keys_per_tile),
-        split_blocks(v, tiling.keys_per_tile),
+        split_blocks(inputs.k, tiling.keys_per_tile),
+        split_blocks(inputs.v, tiling.keys_per_tile),
     )
-    (dq, d_captured), (dk, dv) = jax.lax.scan(visit_key_block, start, key_blocks)
+    (dq, d_captured), (dk, dv) = jax.lax.scan(add_key_block, start, key_blocks)
     # Rounded once: terms of every tile have been added in the wide dtype.
-    d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, captured)
+    d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, inputs.captured)
     return join_blocks(dq), join_blocks(dk), join_blocks(dv), d_captured
 
 

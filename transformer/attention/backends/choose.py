@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
-from transformer.attention.backends.cudnn import reads_pattern
+from transformer.attention.backends.cudnn import needs_dense_mask
 from transformer.attention.backends.query_blocks import MIN_QUERY_BLOCK
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
@@ -39,10 +39,10 @@ class AttentionSpec:
     """Other arrays (lengths, prefixes, global positions, pairs) change the mask."""
     keys_match_queries: bool = True
     """Keys belong to the same tokens as the queries, in the same order."""
-    dot_product_only: bool = True
-    """Scores are dot products: no bias, no MLP, no soft cap."""
-    soft_capped: bool = False
-    """Scores are dot products with a soft cap."""
+    is_dot_product: bool = True
+    """Scores are dot products, perhaps with a soft cap: no bias, no tables, no MLP."""
+    has_soft_cap: bool = False
+    """Scores have a soft cap."""
     has_relative_tables: bool = False
     """Keys and values get a vector added by distance."""
     has_sinks: bool = False
@@ -107,24 +107,26 @@ PREFERRED_BACKENDS: dict[str, tuple[Backend, ...]] = {
     "gpu": ("cudnn", "query_blocks", "reference"),
     "tpu": ("splash", "reference"),
 }
-"""Backends that `auto` tries in turn; `_choose_fastest` inserts `blockwise`."""
+"""Backends that `auto` tries in turn, by platform."""
+
+PREFERRED_FOR_MANY_SCORES: dict[str, tuple[Backend, ...]] = {
+    "cpu": ("blockwise", "query_blocks", "reference"),
+    "gpu": ("cudnn", "blockwise", "query_blocks", "reference"),
+    "tpu": ("splash", "blockwise", "reference"),
+}
+"""The same for long inputs and narrow windows. On a CPU `blockwise` is before all others, because
+its tiles stay in the cache, and elsewhere after the platform's own kernel."""
 
 
 def _choose_fastest(spec: AttentionSpec) -> BackendChoice:
-    """Return the first preferred backend of the platform that supports `spec`.
-
-    `blockwise` is tried too if the scores are many: on a CPU before all others, because its tiles
-    stay in the cache, and elsewhere after the platform's own kernel.
-    """
-    kernel, *rest = PREFERRED_BACKENDS[spec.hardware.platform]
-    order: list[Backend] = [kernel, *rest]
-    if spec.lengths_known and _has_many_scores(spec):
-        order.insert(0 if spec.hardware.platform == "cpu" else 1, "blockwise")
+    """Return the first preferred backend of the platform that supports `spec`."""
+    many = spec.lengths_known and _has_many_scores(spec)
+    platform = spec.hardware.platform
     reason = ""
-    for backend in order:
+    for backend in (PREFERRED_FOR_MANY_SCORES if many else PREFERRED_BACKENDS)[platform]:
         obstacle = _obstacle(backend, spec)
         if not obstacle:
-            return BackendChoice(backend, reason or f"the fastest on {spec.hardware.platform}")
+            return BackendChoice(backend, reason or f"the fastest on {platform}")
         reason = reason or f"{backend} cannot serve: {obstacle}"
     raise AssertionError("the reference supports every spec")
 
@@ -182,7 +184,7 @@ def _cudnn_obstacle(spec: AttentionSpec) -> str:
     capability = spec.hardware.compute_capability
     if capability.startswith("gfx"):
         return f"it runs on NVIDIA GPUs, not on AMD's {capability}"
-    if capability and float(capability) < 8:
+    if spec.hardware.nvidia_capability is not None and spec.hardware.nvidia_capability < 8:
         return f"it needs compute capability 8.0 (Ampere) or more, and this GPU has {capability}"
     if spec.dtype not in ("bfloat16", "float16"):
         return f"it computes in 16 bits, not in {spec.dtype}"
@@ -194,24 +196,19 @@ def _cudnn_obstacle(spec: AttentionSpec) -> str:
     widest = 256 if capability == "9.0" else 128
     if spec.head_dim % 8 or spec.head_dim > widest:
         return f"the head width {spec.head_dim} is not a multiple of 8 up to {widest}"
-    if not spec.dot_product_only:
+    if not spec.is_dot_product or spec.has_soft_cap:
         return "it supports dot products only, without a bias or a cap"
     if spec.has_sinks:
         return "it does not support sinks"
     if spec.returns_weights or spec.has_dropout:
         return "it neither returns attention weights nor drops them"
-    if _cudnn_needs_array(spec):
+    has_arrays = spec.has_segments or spec.has_extra_masks
+    if needs_dense_mask(spec.pattern, spec.keys_match_queries, has_arrays):
         if spec.num_queries % 2 or spec.num_keys % 2:
             return "with a mask other than causal it needs even lengths"
         if spec.num_queries * spec.num_keys > MAX_DENSE_MASK:
             return "the mask is an array with an entry for each query and key, and both are many"
     return ""
-
-
-def _cudnn_needs_array(spec: AttentionSpec) -> bool:
-    """Return True if the mask is not one that cuDNN computes from indices."""
-    has_arrays = spec.has_segments or spec.has_extra_masks
-    return has_arrays or not reads_pattern(spec.pattern, spec.keys_match_queries)
 
 
 def _splash_obstacle(spec: AttentionSpec) -> str:
@@ -221,7 +218,7 @@ def _splash_obstacle(spec: AttentionSpec) -> str:
         return "its kernel is for one chip, and the layout on several is not known"
     if spec.head_dim != spec.value_head_dim:
         return "queries and values have different widths"
-    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
+    if not spec.is_dot_product:
         return "it supports dot products only, without a bias"
     if spec.returns_weights or spec.has_dropout:
         return "it neither returns attention weights nor drops them"
@@ -238,7 +235,7 @@ def ring_obstacle(spec: AttentionSpec) -> str:
     """Return why the ring does not support a spec; empty if it does."""
     if spec.context_shards == 1:
         return "tokens are not spread over devices"
-    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
+    if not spec.is_dot_product:
         return "it supports dot products only, without a bias"
     if spec.returns_weights:
         return "it does not return attention weights"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.backends.partial import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.reference import ScoreSpec
 from transformer.model_context import ActivationConstraint, unconstrained
@@ -12,7 +12,7 @@ from transformer.model_context import ActivationConstraint, unconstrained
 
 def reads_pattern(
     pattern: MaskPattern,
-    own_keys: bool,  # the keys are those of the queries' own tokens, in their order
+    keys_match_queries: bool,
 ) -> bool:
     """Return True if the kernel computes the pattern from indices, without an array.
 
@@ -22,7 +22,16 @@ def reads_pattern(
         return False
     if not pattern.causal:
         return not pattern.window
-    return pattern.ordered and own_keys and pattern.dilation == 1
+    return pattern.ordered and keys_match_queries and pattern.dilation == 1
+
+
+def needs_dense_mask(
+    pattern: MaskPattern,
+    keys_match_queries: bool,
+    has_arrays: bool,  # segments, lengths or others change the mask
+) -> bool:
+    """Return True if the kernel needs the mask as an array."""
+    return has_arrays or not reads_pattern(pattern, keys_match_queries)
 
 
 def attend_cudnn(
@@ -40,27 +49,28 @@ def attend_cudnn(
     documents, is an array of B T S numbers of 16 bits, one for all heads and layers; JAX from 0.10
     on writes a second one in the backward pass.
 
-    A query without a visible key gets zeros and no gradient. `kernel_obstacles.py` lists what
-    the kernel needs.
+    A query without a visible key gets zeros and no gradient. `choose.py` lists what the kernel
+    needs.
     """
     num_queries, num_keys = q.shape[1], k.shape[1]
     pattern = mask.pattern
-    k, v = (_shard_like_queries(each, constrain) for each in (k, v))
-    own_keys = mask.key_positions is None and num_queries == num_keys
-    # Global tokens lift the window.
-    by_index = reads_pattern(pattern, own_keys) and mask.global_positions is None
+    k, v = _shard_like_queries(k, constrain), _shard_like_queries(v, constrain)
+    matched = mask.keys_match_queries(num_queries, num_keys)
+    has_arrays = mask.segments is not None or mask.has_extra_masks
     visible = None
-    if not by_index or mask.segments is not None or mask.has_extra_masks:
+    if needs_dense_mask(pattern, matched, has_arrays):
         visible = dense_mask(mask, num_queries, num_keys)[:, None]  # [B or 1, 1, T, S]
         if visible.shape[0] > 1:
             visible = constrain(visible, ("batch", None, None, None))
+    # Beside an array they still tell the kernel which blocks it may skip. Global tokens lift the
+    # window.
+    by_index = reads_pattern(pattern, matched) and mask.global_positions is None
     y = jax.nn.dot_product_attention(
         q,
         k,
         v,
         mask=visible,
         scale=score_spec.scale,
-        # Beside an array they still tell the kernel which blocks it may skip.
         is_causal=by_index and pattern.causal,
         local_window_size=(pattern.window - 1, 0) if by_index and pattern.window else None,
         implementation="cudnn",

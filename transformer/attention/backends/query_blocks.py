@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer.attention.backends.tiling import widen
+from transformer.attention.backends.partial import widen
 from transformer.attention.masks import Mask, positions_or_arange
 from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.layers.basic import fold_in

@@ -22,7 +22,7 @@ from transformer.attention.backends.blockwise import (
     blockwise_gradients,
     softmax_grad_delta,
 )
-from transformer.attention.backends.tiling import (
+from transformer.attention.backends.partial import (
     PartialAttention,
     merge_partials,
     repeat_kv_for_shards,
@@ -69,7 +69,8 @@ def attend_ring(
     assert isinstance(axis, str)  # a ring runs along one axis
     # With fewer key heads than devices along `heads`, each device needs a copy of the key head that
     # its query heads share.
-    k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
+    k = repeat_kv_for_shards(k, constrain.num_shards("heads"))
+    v = repeat_kv_for_shards(v, constrain.num_shards("heads"))
     # Self-attention: at the start, the keys on a device belong to its own queries.
     tokens = _Tokens(mask.resolved_positions(q.shape[1], k.shape[1])[0], mask.segments)
     # Random keys are arrays, which static settings cannot hold: they are passed beside them.
@@ -130,23 +131,27 @@ def _forward_ring(
         jnp.zeros((b, t, n, v.shape[-1]), sum_dtype), jnp.full((b, n, t), -jnp.inf, dtype)
     )
 
-    def visit(state: Any, step: jax.Array) -> Any:
+    def attend_visiting_keys(state: Any, step: jax.Array) -> Any:
         total, (k, v, key_tokens) = state
         mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
         # Not rounded before all devices' keys are merged: each merge would round once more.
-        score_spec, wide = widen(score_spec, q, k, v)
+        score_spec, (wide_q, wide_k, wide_v) = widen(score_spec, q, k, v)
         partial = attend_blockwise(
-            *wide, mask, score_spec, block_size=ring.block_size, skip_masked_tiles=True
+            wide_q,
+            wide_k,
+            wide_v,
+            mask,
+            score_spec,
+            block_size=ring.block_size,
+            skip_masked_tiles=True,  # of reordered tokens only the mask tells which are empty
         )
-        # `skip_masked_tiles`, because with reordered tokens only the mask tells which tiles are
-        # empty.
         total = merge_partials([total, partial])
         # The transfer does not depend on the attention of this step, so XLA can overlap the two.
         # The last one is not needed: the price of equal steps, which a scan compiles once.
         return (total, _pass_on(ring, (k, v, key_tokens))), None
 
     steps = jnp.arange(ring.num_devices)
-    (total, _), _ = jax.lax.scan(visit, (empty, (k, v, tokens)), steps)
+    (total, _), _ = jax.lax.scan(attend_visiting_keys, (empty, (k, v, tokens)), steps)
     return total
 
 
@@ -188,23 +193,36 @@ def _backward(ring: _Ring, residuals: Any, cotangent: PartialAttention) -> Any:
     dtype = accumulation_dtype(q.dtype, ring.score_spec.softmax_dtype)
     delta = softmax_grad_delta(out, rounding_error, cotangent, q.dtype.name)
 
-    def visit(state: Any, step: jax.Array) -> Any:
-        dq, (k, v, key_tokens), kv_grads = state
+    def add_visiting_keys(state: Any, step: jax.Array) -> Any:
+        dq, (k, v, key_tokens), (dk, dv) = state
         mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
         # Visiting k and v; everything else is this device's own.
-        arrays = q, k, v, mask, score_spec, out.lse, cotangent.y, delta
-        dq_term, *kv_terms = blockwise_gradients(
-            *arrays, block_size=ring.block_size, skip_masked_tiles=True
+        dq_term, dk_term, dv_term = blockwise_gradients(
+            q,
+            k,
+            v,
+            mask,
+            score_spec,
+            out.lse,
+            cotangent.y,
+            delta,
+            block_size=ring.block_size,
+            skip_masked_tiles=True,
         )
         # Terms of the gradients by the lse and delta of all keys: the steps simply add up.
-        kv_grads = [total + term for total, term in zip(kv_grads, kv_terms, strict=True)]
+        kv_grads = dk + dk_term, dv + dv_term
         # The gradients travel with their keys, and are home again after the last step.
-        return (dq + dq_term, *_pass_on(ring, ((k, v, key_tokens), kv_grads))), None
+        visiting, kv_grads = _pass_on(ring, ((k, v, key_tokens), kv_grads))
+        return (dq + dq_term, visiting, kv_grads), None
 
     # Sums over all devices in the wide dtype, rounded once at the end.
-    dq, *kv_grads = (jnp.zeros(x.shape, dtype) for x in (q, k, v))
-    start = dq, (k, v, tokens), kv_grads
-    (dq, _, (dk, dv)), _ = jax.lax.scan(visit, start, jnp.arange(ring.num_devices))
+    start = (
+        jnp.zeros(q.shape, dtype),
+        (k, v, tokens),
+        (jnp.zeros(k.shape, dtype), jnp.zeros(v.shape, dtype)),
+    )
+    steps = jnp.arange(ring.num_devices)
+    (dq, _, (dk, dv)), _ = jax.lax.scan(add_visiting_keys, start, steps)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jaxtyping import Array, Float
 
-from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.backends.partial import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.reference import ScoreSpec
 from transformer.model_context import ActivationConstraint, unconstrained
@@ -39,21 +39,27 @@ def attend_splash(
     if constrain.mesh is None:
         return _attend_on_device(q, k, v, mask, score_spec, interpret)
     # XLA cannot partition a Pallas call: each device runs it on its own rows and heads.
-    k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
+    k = repeat_kv_for_shards(k, constrain.num_shards("heads"))
+    v = repeat_kv_for_shards(v, constrain.num_shards("heads"))
     segments, pattern = mask.segments, mask.pattern
 
     def layout(x: jax.Array, *axes: str | None) -> Any:
         return constrain.partition_spec(axes, x.shape)
 
-    specs = [layout(each, "batch", None, "heads", None) for each in (q, k, v)]
-    specs += [None if segments is None else layout(segments, "batch", None)]
+    heads = ("batch", None, "heads", None)
+    q_spec, k_spec, v_spec = layout(q, *heads), layout(k, *heads), layout(v, *heads)
+    segments_spec = None if segments is None else layout(segments, "batch", None)
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
-        own_mask = Mask(pattern, segments=segments)
-        return _attend_on_device(q, k, v, own_mask, score_spec, interpret)
+        device_mask = Mask(pattern, segments=segments)
+        return _attend_on_device(q, k, v, device_mask, score_spec, interpret)
 
     run_sharded = jax.shard_map(
-        run, mesh=constrain.mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
+        run,
+        mesh=constrain.mesh,
+        in_specs=(q_spec, k_spec, v_spec, segments_spec),
+        out_specs=q_spec,
+        check_vma=False,
     )
     y: jax.Array = run_sharded(q, k, v, segments)
     return y
@@ -72,7 +78,7 @@ def _attend_on_device(
     if segments is None:
         segments = jnp.ones((1, length), jnp.int32)
     q = q * score_spec.scale
-    q, k, v = (_pad_to_multiple(_pad_to_multiple(each, 1), 3) for each in (q, k, v))
+    q, k, v = (_pad_to_multiple(_pad_to_multiple(x, 1), 3) for x in (q, k, v))
     # Padding gets segment 0, so it is invisible to tokens.
     padded_segments = _pad_to_multiple(segments.astype(jnp.int32), 1)
     padded_segments = jnp.broadcast_to(padded_segments, (len(q), q.shape[1]))
@@ -81,7 +87,7 @@ def _attend_on_device(
     def attend_example(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
         return kernel(q, k, v, segment_ids=splash.SegmentIds(ids, ids))
 
-    q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     y = jax.vmap(attend_example)(q, k, v, padded_segments)
     y = y.swapaxes(1, 2)[:, :length, :, :head_dim]
     # In the kernel padding sees padding, so no row is empty. Our convention is a result of zero.

@@ -4,10 +4,9 @@
 - `pad_to_tiles`, `pad_mask`, `tile_mask`: inputs padded to whole tiles, and the mask of one tile.
 - `TilePass`: static settings of a pass over tiles.
 - `Tile`, `compute_tile`: scores and mask of one tile, and the gradient of its scores.
-- `PartialAttention`, `merge_partials`: one softmax over several sets of keys.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, Shaped
 
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.reference import ScoreSpec, weighted_values
+from transformer.attention.reference import weighted_values
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
 
@@ -54,8 +53,8 @@ class Tiling(NamedTuple):
             first = jnp.maximum(0, (first_query - self.lookback) // self.keys_per_tile)
         if self.lookahead is not None:
             last_query = first_query + self.queries_per_tile - 1
-            last = (last_query + self.lookahead) // self.keys_per_tile
-            end = jnp.minimum(end, last + 1)
+            last_key_block = (last_query + self.lookahead) // self.keys_per_tile
+            end = jnp.minimum(end, last_key_block + 1)
         return first, end
 
     def query_block_range(self, key_block: Index) -> tuple[Index, Index]:
@@ -70,8 +69,8 @@ class Tiling(NamedTuple):
             first = jnp.maximum(0, (first_key - self.lookahead) // self.queries_per_tile)
         if self.lookback is not None:
             last_key = first_key + self.keys_per_tile - 1
-            last = (last_key + self.lookback) // self.queries_per_tile
-            end = jnp.minimum(end, last + 1)
+            last_query_block = (last_key + self.lookback) // self.queries_per_tile
+            end = jnp.minimum(end, last_query_block + 1)
         return first, end
 
 
@@ -81,17 +80,23 @@ def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) ->
     lookback = lookahead = None
     # Only in self-attention over ordered tokens does the distance of two indices bound that of
     # their positions.
-    keys_match_queries = mask.key_positions is None and num_queries == num_keys
+    matched = mask.keys_match_queries(num_queries, num_keys)
     # A prefix is visible to every token, however far away.
-    if keys_match_queries and pattern.ordered and not pattern.prefix:
+    if matched and pattern.ordered and not pattern.prefix:
         # Global tokens see, and are seen, beyond the window, but not into the future.
         if pattern.window and mask.global_positions is None:
             lookback = lookahead = (pattern.window - 1) * pattern.dilation
         if pattern.causal:
             lookahead = 0
-    # A decoding step has one query: a tile of 128 would compute 127 rows of padding.
-    block_sizes = min(block_size, num_queries), min(block_size, num_keys)
-    return Tiling(num_queries, num_keys, *block_sizes, lookback, lookahead)
+    return Tiling(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        # A decoding step has one query: a tile of 128 would compute 127 rows of padding.
+        queries_per_tile=min(block_size, num_queries),
+        keys_per_tile=min(block_size, num_keys),
+        lookback=lookback,
+        lookahead=lookahead,
+    )
 
 
 def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> Shaped[Array, "B T ..."]:
@@ -117,7 +122,7 @@ def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
     key_size = tiling.num_key_blocks * tiling.keys_per_tile
     positions, key_positions = mask.resolved_positions(tiling.num_queries, tiling.num_keys)
     segments = mask.segments
-    key_segments = segments if mask.key_segments is None else mask.key_segments
+    key_segments = mask.resolved_key_segments
     key_lengths = mask.key_lengths
     # Padding has position 0, like the first token, so a length has to hide it.
     if key_lengths is None and key_size > tiling.num_keys:
@@ -148,14 +153,14 @@ def tile_mask(mask: Mask, tiling: Tiling, query_block: Index, key_block: Index) 
     key_lengths = mask.key_lengths
     if key_lengths is not None:
         key_lengths = key_lengths - key_block * num_keys
-    allowed = cut(mask.allowed, query_block, num_queries)
+    allowed_rows = cut(mask.allowed, query_block, num_queries)
     return mask.replace(
         positions=cut(mask.positions, query_block, num_queries),
         key_positions=cut(mask.key_positions, key_block, num_keys),
         segments=cut(mask.segments, query_block, num_queries),
         key_segments=cut(mask.key_segments, key_block, num_keys),
         key_lengths=key_lengths,
-        allowed=cut(allowed, key_block, num_keys, 2),
+        allowed=cut(allowed_rows, key_block, num_keys, axis=2),
     )
 
 
@@ -223,13 +228,15 @@ def compute_tile(
 ) -> Tile:
     """Compute the scores and the mask of a tile; for the backward pass also `scores_vjp`."""
     tiling = tile_pass.tiling
-    own_mask = tile_mask(mask, tiling, query_block, key_block)
-    sizes = tiling.queries_per_tile, tiling.keys_per_tile
-    positions = own_mask.resolved_positions(*sizes)
+    mask_of_tile = tile_mask(mask, tiling, query_block, key_block)
+    num_queries, num_keys = tiling.queries_per_tile, tiling.keys_per_tile
+    query_positions, key_positions = mask_of_tile.resolved_positions(num_queries, num_keys)
 
     def compute_scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
         # Blocks have heads before tokens; score functions take tokens before heads.
-        return tile_pass.score_fn(q.swapaxes(1, 2), k.swapaxes(1, 2), *positions, *captured)
+        return tile_pass.score_fn(
+            q.swapaxes(1, 2), k.swapaxes(1, 2), query_positions, key_positions, *captured
+        )
 
     # A gradient has the dtype of its argument: cast here, dq and dk stay wide until all tiles are
     # summed. `score_fn` rounds the operands of its product back to `operand_dtype`.
@@ -242,29 +249,29 @@ def compute_tile(
     else:
         scores = compute_scores(q, k, captured)
     # Booleans of this tile alone; the whole mask [T, S] never exists.
-    visible = dense_mask(own_mask, *sizes)[:, None]
+    visible = dense_mask(mask_of_tile, num_queries, num_keys)[:, None]
     # The rngs depend on the tile alone, so the backward pass drops the same weights.
     return Tile(scores, visible, fold_in(fold_in(dropout_rngs, query_block), key_block), scores_vjp)
 
 
-def visit_unless_masked(
+def add_unless_masked(
     tile_pass: TilePass,
     mask: Mask,
     query_block: Index,
     key_block: Index,
-    visit: Callable[[Any], Any],
+    add_tile: Callable[[Any], Any],
     state: Any,
 ) -> Any:
-    """Return `visit(state)`, or `state` if the tile's mask is tested and hides everything."""
-    # The test costs a few comparisons for each pair of tokens, the visit several products of width
+    """Return `add_tile(state)`, or `state` if the tile's mask is tested and hides everything."""
+    # The test costs a few comparisons for each pair of tokens, the tile several products of width
     # H: worth it if some tiles are empty, lost if none is.
     if not tile_pass.skip_masked_tiles:
-        return visit(state)
+        return add_tile(state)
     tiling = tile_pass.tiling
-    own_mask = tile_mask(mask, tiling, query_block, key_block)
-    any_visible = dense_mask(own_mask, tiling.queries_per_tile, tiling.keys_per_tile).any()
+    mask_of_tile = tile_mask(mask, tiling, query_block, key_block)
+    any_visible = dense_mask(mask_of_tile, tiling.queries_per_tile, tiling.keys_per_tile).any()
     # `cond` runs one of its branches. Not under `vmap`, which turns it into a `where` of both.
-    return jax.lax.cond(any_visible, visit, lambda state: state, state)
+    return jax.lax.cond(any_visible, add_tile, lambda state: state, state)
 
 
 def dropped_weighted_values(
@@ -277,88 +284,5 @@ def dropped_weighted_values(
     # Only the values see what is dropped. The denominator of the softmax has all weights, so a
     # dropped key still counts in it, as in `attend_reference`.
     dropped = dropout(weights, tile_pass.dropout_rate, dropout_rngs).astype(tile_pass.sum_dtype)
-    dtypes = tile_pass.operand_dtype, tile_pass.sum_dtype
-    return weighted_values(dropped, v.swapaxes(1, 2), *dtypes).swapaxes(1, 2)
-
-
-class PartialAttention(NamedTuple):
-    """Attention over some of the keys, with what is needed to merge it with the rest."""
-
-    y: Float[Array, "B T N Hv"]
-    lse: Float[Array, "B N T"]  # log of the sum of exp(score); -inf: no visible key
-
-
-def widen(
-    score_spec: ScoreSpec,
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K Hv"],
-) -> tuple[ScoreSpec, tuple[jax.Array, jax.Array, jax.Array]]:
-    """Return a spec and arrays whose results and gradients are not rounded.
-
-    The arrays are cast to the dtype of sums, and the spec still rounds the operands of products to
-    their old dtype. So several results can be merged, and gradients added, and rounded once.
-    """
-    operand_dtype = score_spec.operand_dtype_of(q)
-    dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
-    wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-    return score_spec._replace(operand_dtype=operand_dtype), wide
-
-
-def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
-    """Return attention over the union of disjoint sets of keys.
-
-    A query without a visible key in any of them gets zeros. The result has the dtype of the first
-    `y`; partials of `ScoreSpec.widen` arrays are not rounded.
-    """
-    # The softmax over a union of sets is one over the sets, by their lse, times one within each: y
-    # = sum over sets of exp(lse_set) y_set / sum over sets of exp(lse_set).
-    lse = jnp.stack([partial.lse for partial in partials])  # [partials, B, N, T]
-    maximum = lse.max(0)
-    # The maximum cancels in the result, so no gradient has to pass through it.
-    maximum = jax.lax.stop_gradient(jnp.where(jnp.isfinite(maximum), maximum, 0))
-    shares = jnp.exp(lse - maximum[None])
-    total = shares.sum(0)
-    # Without a visible key all lse are -inf, and so all shares 0: divide by 1 instead of 0.
-    is_nonempty = total > 0
-    safe_total = jnp.where(is_nonempty, total, 1)
-    shares = shares / safe_total[None]
-    # A share is [B, N, T] and y is [B, T, N, H]. The sum has the wide dtype of the shares.
-    y = sum(
-        (
-            partial.y * weight.swapaxes(1, 2)[..., None]
-            for partial, weight in zip(partials, shares, strict=True)
-        ),
-        start=jnp.zeros((), shares.dtype),
-    )
-    merged_lse = jnp.where(is_nonempty, jnp.log(safe_total) + maximum, -jnp.inf)
-    return PartialAttention(y.astype(partials[0].y.dtype), merged_lse)
-
-
-def repeat_kv_for_shards(
-    x: Float[Array, "B S K H"],
-    num_shards: int,  # of the query heads
-) -> Float[Array, "B S kv_heads H"]:
-    """Copy key or value heads that several devices share, one copy per device.
-
-    Nothing changes if the devices divide K, or if neither divides the other.
-    """
-    num_kv_heads = x.shape[2]
-    if num_kv_heads % num_shards == 0 or num_shards % num_kv_heads:
-        return x
-    # `repeat`, not `tile`: the copies of a head are neighbors, on the devices of its query heads.
-    return jnp.repeat(x, num_shards // num_kv_heads, axis=2)
-
-
-def add_sinks(
-    attention: PartialAttention,
-    sink_logits: Float[Array, "N"],
-) -> PartialAttention:
-    """Add the sinks to attention that is already normalized.
-
-    With the sink's score s, each softmax sum grows from exp(lse) to exp(lse) + exp(s), so the
-    result shrinks by exp(lse - logaddexp(lse, s)).
-    """
-    lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
-    fraction = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
-    return attention._replace(y=(attention.y * fraction).astype(attention.y.dtype), lse=lse)
+    y = weighted_values(dropped, v.swapaxes(1, 2), tile_pass.operand_dtype, tile_pass.sum_dtype)
+    return y.swapaxes(1, 2)

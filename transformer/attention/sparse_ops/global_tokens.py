@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.mask_tokens import Tokens, query_and_key_tokens

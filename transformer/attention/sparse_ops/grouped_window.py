@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.sparse_ops.query_blocks import softmax_where
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.masks import Mask
 from transformer.attention.reference import ScoreSpec
 

@@ -14,7 +14,6 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.attend import attend
-from transformer.attention.cache import project_memory
 from transformer.attention.document_boundaries import previous_segments, segments_of_keys
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -30,6 +29,7 @@ from transformer.attention.mixer import (
 from transformer.attention.projections import (
     MultiHeadConfig,
     combine_heads,
+    project_memory,
     project_qkv,
     project_queries,
 )

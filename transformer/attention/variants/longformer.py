@@ -19,7 +19,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
+from transformer.attention.backends.partial import PartialAttention, merge_partials, widen
 from transformer.attention.cache import (
     RollingCache,
     mark_padding,

@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer.attention.backends.tiling import PartialAttention, merge_partials
+from transformer.attention.backends.partial import PartialAttention, merge_partials
 from transformer.attention.document_boundaries import token_segments
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import (

@@ -17,14 +17,8 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import (
-    PartialAttention,
-    Tiling,
-    merge_partials,
-    pad_mask,
-    tile_mask,
-    widen,
-)
+from transformer.attention.backends.partial import PartialAttention, merge_partials, widen
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
 from transformer.attention.cache import KVCache
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.mixer import (

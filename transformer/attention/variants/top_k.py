@@ -10,8 +10,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
-from transformer.attention.cache import KVCache, MemoryCache, project_memory
+from transformer.attention.backends.partial import widen
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import (
     Abilities,
@@ -25,6 +26,7 @@ from transformer.attention.projections import (
     QKV,
     MultiHeadConfig,
     combine_heads,
+    project_memory,
     project_qkv,
     project_queries,
 )

@@ -25,9 +25,9 @@ from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import attend
 from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.partial import merge_partials, widen
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.splash import attend_splash
-from transformer.attention.backends.tiling import merge_partials, widen
 from transformer.attention.position_bias import RelativeTables
 from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.attention.scores import additive_scores

@@ -15,7 +15,7 @@ from tests.transformer.mixers import value_and_gradients
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import attend
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import add_sinks, merge_partials
+from transformer.attention.backends.partial import add_sinks, merge_partials
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import (
     RelativeTables,

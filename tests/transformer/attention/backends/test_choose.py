@@ -73,7 +73,7 @@ def test_auto(spec: AttentionSpec, fields: dict[str, Any], backend: Backend) -> 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU, TPU])
 def test_auto_never_materializes_scores_of_long_sequences(hardware: Hardware) -> None:
-    long = dict(hardware=hardware, num_queries=4096, num_keys=4096, dot_product_only=False)
+    long = dict(hardware=hardware, num_queries=4096, num_keys=4096, is_dot_product=False)
     assert choose_backend("auto", changed(CAUSAL, long)).backend == "blockwise"
     weights = changed(CAUSAL, long | dict(returns_weights=True))
     assert choose_backend("auto", weights).backend == "reference"
@@ -92,7 +92,7 @@ def test_requested_backend_is_used_if_supported(backend: Any) -> None:
 
 
 def test_query_blocks_support_windows_segments_dropout_and_biases() -> None:
-    fields = dict(has_segments=True, has_dropout=True, dot_product_only=False, window=7)
+    fields = dict(has_segments=True, has_dropout=True, is_dot_product=False, window=7)
     assert choose_backend("query_blocks", changed(CAUSAL, fields)).backend == "query_blocks"
 
 
@@ -109,7 +109,7 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("cudnn", dict(hardware=T4), "compute capability"),
     ("cudnn", dict(dtype="float32"), "16 bits"),
     ("cudnn", dict(value_head_dim=32), "different widths"),
-    ("cudnn", dict(dot_product_only=False), "dot products only"),
+    ("cudnn", dict(is_dot_product=False), "dot products only"),
     ("cudnn", dict(returns_weights=True), "returns attention weights"),
     ("cudnn", dict(has_dropout=True), "drops them"),
     ("cudnn", dict(head_dim=36, value_head_dim=36), "multiple of 8"),
@@ -119,7 +119,7 @@ OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("cudnn", dict(has_segments=True, num_queries=32_768, num_keys=32_768), "is an array"),
     ("splash", dict(hardware=CPU), "not on cpu"),
     ("splash", dict(value_head_dim=64), "different widths"),
-    ("splash", dict(dot_product_only=False), "dot products only"),
+    ("splash", dict(is_dot_product=False), "dot products only"),
     ("splash", dict(returns_weights=True), "returns attention weights"),
     ("splash", dict(has_sinks=True), "sinks"),
     ("splash", dict(has_extra_masks=True), "more than causal"),

@@ -10,7 +10,7 @@ from tests.transformer.formulas import Array, array, assert_trees_close, normal
 from tests.transformer.mixers import dense_attention, value_and_gradients
 from transformer import Mask, MaskPattern
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import merge_partials
+from transformer.attention.backends.partial import merge_partials
 from transformer.attention.masks import dense_mask
 from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops import block_gather

@@ -36,7 +36,7 @@ def test_mixer_without_a_method_is_refused_when_it_is_registered() -> None:
         def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
             return MixerOutput(x, None, {})
 
-    with pytest.raises(ValueError, match=r"Half: does not define constants, init_cache; define th"):
+    with pytest.raises(ValueError, match=r"Half: does not define init_cache; define it"):
         register_mixer(Half)
     assert "half" not in MIXERS
 

@@ -145,10 +145,6 @@ class Attention(Mixer):
         return Abilities()
 
     @staticmethod
-    def constants(config: AttentionConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: AttentionConfig, width: int, length: int) -> ScoreFlops:
         """Return FLOPs per token of products between activations.
 

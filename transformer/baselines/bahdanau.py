@@ -72,10 +72,6 @@ class BahdanauDecoder(Mixer):
         return Abilities()
 
     @staticmethod
-    def constants(config: BahdanauConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: BahdanauConfig, width: int, length: int) -> ScoreFlops:
         return memory_score_flops(config.resolved_sizes(width)[1], width, length)
 

@@ -108,10 +108,6 @@ class Cheng(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: ChengConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
         """Count scores and averages of hidden states and cells over the previous tokens."""
         per_key = (config.score_size or width) + 2 * width

@@ -54,10 +54,6 @@ class Convolution(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: ConvolutionConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: ConvolutionConfig, width: int, length: int) -> ScoreFlops:
         return ScoreFlops(full=0, causal=0)
 

@@ -73,10 +73,6 @@ class GNMTEncoder(Mixer):
         return Abilities(causal=False, cached=False, cross=False, weights=False)
 
     @staticmethod
-    def constants(config: GNMTEncoderConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: GNMTEncoderConfig, width: int, length: int) -> ScoreFlops:
         return ScoreFlops(full=0, causal=0)
 
@@ -142,10 +138,6 @@ class GNMTDecoder(Mixer):
     @staticmethod
     def abilities(config: GNMTDecoderConfig) -> Abilities:
         return Abilities()
-
-    @staticmethod
-    def constants(config: GNMTDecoderConfig, layer: int, width: int) -> None:
-        return None
 
     @staticmethod
     def score_flops(config: GNMTDecoderConfig, width: int, length: int) -> ScoreFlops:

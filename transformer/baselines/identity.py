@@ -37,10 +37,6 @@ class Identity(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: IdentityConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: IdentityConfig, width: int, length: int) -> ScoreFlops:
         return ScoreFlops(full=0, causal=0)
 

@@ -50,10 +50,6 @@ class Seq2SeqDecoder(Mixer):
         return Abilities(weights=False)
 
     @staticmethod
-    def constants(config: Seq2SeqConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: Seq2SeqConfig, width: int, length: int) -> ScoreFlops:
         return ScoreFlops(full=0, causal=0)
 

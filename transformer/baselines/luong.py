@@ -94,10 +94,6 @@ class LuongDecoder(Mixer):
         return Abilities()
 
     @staticmethod
-    def constants(config: LuongConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: LuongConfig, width: int, length: int) -> ScoreFlops:
         return memory_score_flops(config.resolved_sizes(width)[1], width, length)
 

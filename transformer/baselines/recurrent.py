@@ -137,10 +137,6 @@ class ElmanRNN(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: ElmanConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: ElmanConfig, width: int, length: int) -> ScoreFlops:
         return ScoreFlops(full=0, causal=0)
 
@@ -311,10 +307,6 @@ class LSTM(Mixer):
     def abilities(config: LSTMConfig) -> Abilities:
         forward = not config.bidirectional
         return Abilities(causal=forward, cached=forward, cross=False, weights=False)
-
-    @staticmethod
-    def constants(config: LSTMConfig, layer: int, width: int) -> None:
-        return None
 
     @staticmethod
     def score_flops(config: LSTMConfig, width: int, length: int) -> ScoreFlops:

@@ -67,10 +67,6 @@ class LinearAttention(Mixer):
         return Abilities(weights=False)
 
     @staticmethod
-    def constants(config: LinearAttentionConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: LinearAttentionConfig, width: int, length: int) -> ScoreFlops:
         head_dim = config.resolved_head_dim(width)
         return feature_map_flops(config, width, num_features=head_dim, num_random_vectors=0)

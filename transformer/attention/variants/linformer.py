@@ -90,10 +90,6 @@ class Linformer(Mixer):
         )
 
     @staticmethod
-    def constants(config: LinformerConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
         """Count the projection of keys and values and attention to `rank` keys (one document)."""
         heads = config.num_heads + config.resolved_num_kv_heads

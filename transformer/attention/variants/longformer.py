@@ -165,10 +165,6 @@ class Longformer(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: LongformerConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: LongformerConfig, width: int, length: int) -> ScoreFlops:
         return longformer_visible_keys(config, length).flops(config, width)
 

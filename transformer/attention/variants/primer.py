@@ -105,10 +105,6 @@ class Primer(Mixer):
         return Abilities(cross=False)
 
     @staticmethod
-    def constants(config: PrimerConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: PrimerConfig, width: int, length: int) -> ScoreFlops:
         per_key = 4 * config.num_heads * config.resolved_head_dim(width)
         return ScoreFlops(full=per_key * length, causal=per_key * (length + 1) // 2)

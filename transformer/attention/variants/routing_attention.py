@@ -147,10 +147,6 @@ class RoutingAttention(Mixer):
         return Abilities(causal=free, cached=free, segments=free, cross=False, weights=False)
 
     @staticmethod
-    def constants(config: RoutingAttentionConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: RoutingAttentionConfig, width: int, length: int) -> ScoreFlops:
         """Count products with centroids and with at most `window` members of a cluster."""
         centroids = 2 * config.num_heads * config.resolved_head_dim(width) * config.num_clusters

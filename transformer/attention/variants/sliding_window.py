@@ -86,10 +86,6 @@ class SlidingWindowAttention(Mixer):
         return Abilities(cross=False)
 
     @staticmethod
-    def constants(config: SlidingWindowConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: SlidingWindowConfig, width: int, length: int) -> ScoreFlops:
         return sliding_window_visible_keys(config, length).flops(config, width)
 

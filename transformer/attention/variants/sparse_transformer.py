@@ -197,10 +197,6 @@ class SparseTransformer(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: SparseTransformerConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: SparseTransformerConfig, width: int, length: int) -> ScoreFlops:
         return sparse_transformer_visible_keys(config, length).flops(config, width)
 

@@ -76,10 +76,6 @@ class TopKAttention(Mixer):
         return Abilities()
 
     @staticmethod
-    def constants(config: TopKConfig, layer: int, width: int) -> None:
-        return None
-
-    @staticmethod
     def score_flops(config: TopKConfig, width: int, length: int) -> ScoreFlops:
         """Count the scores of all keys and the values of the selected keys."""
         per_key = 2 * config.num_heads * config.resolved_head_dim(width)

@@ -42,7 +42,6 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs, mixer_class
-from transformer.layers.logical_axes import is_boxed_weight
 from transformer.model_context import ModelContext
 from transformer.testing.mixer_under_test import default_config
 
@@ -133,7 +132,6 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
     )
     x = jax.random.normal(jax.random.key(0), (1, length, width), precision.compute)
     params = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
-    params = jax.tree.map(lambda leaf: leaf.value, params, is_leaf=is_boxed_weight)
 
     def total(params: Any, x: jax.Array) -> jax.Array:
         output: Any = mixer.apply(params, x, inputs)

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from flax.core import meta
 from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
@@ -75,7 +74,7 @@ def gradient_norms(
     direction = jax.random.normal(for_result, (WIDTH,)) / WIDTH**0.5
     positions = jnp.arange(length)[None, :]
     given = MixerInputs(positions, Mask(MaskPattern(causal=True), positions=positions))
-    params = meta.unbox(jax.jit(lambda key: stack.init(key, x, given))(for_weights))
+    params = jax.jit(lambda key: stack.init(key, x, given))(for_weights)
     params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * (row.scale if _is_recurrent(path) else 1.0), params
     )

@@ -61,8 +61,7 @@ def train_word_vectors(
         return optax.apply_updates(params, updates), state
 
     one = jnp.zeros(1, jnp.int32)
-    boxed = jax.jit(model.init)(jax.random.key(seed), one, one, one[None])["params"]
-    params = {name: table.value for name, table in boxed.items()}
+    params = jax.jit(model.init)(jax.random.key(seed), one, one, one[None])["params"]
     state = adam.init(params)
     with stage("training word vectors", total=steps) as progress:
         for number in range(steps):

@@ -12,7 +12,6 @@ from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
 from transformer.attention.mixer import MixerConfig, MixerInputs, mixer_class
-from transformer.layers.logical_axes import is_boxed_weight
 from transformer.model_context import ModelContext
 
 
@@ -37,8 +36,7 @@ def build(settings: dict[str, Any]) -> Work:
         mask = mask.replace(segments=jnp.ones((1, length), jnp.int32))
     inputs = MixerInputs(positions, mask, constants=mixer.constants(config, 0, width))
     x = jax.random.normal(jax.random.key(0), (1, length, width))
-    boxed = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
-    params = jax.tree.map(lambda leaf: leaf.value, boxed, is_leaf=is_boxed_weight)
+    params = jax.jit(lambda key: mixer.init(key, x, inputs))(jax.random.key(1))
 
     def forward(params: Any, x: jax.Array, mask: Mask) -> jax.Array:
         output: Any = mixer.apply(params, x, inputs.replace(mask=mask))

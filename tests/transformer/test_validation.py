@@ -7,6 +7,7 @@ import pytest
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig
+from transformer.attention.rope import RoPE
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
@@ -73,6 +74,7 @@ def test_the_largest_and_smallest_numbers_pass() -> None:
     with pytest.raises(ValueError, match=r"^Example.heads with more than 30 digits: is too large"):
         Example(heads=10**5000)
     Example(rate=math.nextafter(1, 0), heads=2**31 - 1, size=2**16, any_integer=-(2**31) + 1)
+    assert RoPE(theta=1e10).theta == 1e10
     Example(rate=0, epsilon=2.0**127, theta=math.nextafter(1, 2), inner=NormConfig())
 
 

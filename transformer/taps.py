@@ -87,8 +87,14 @@ class Taps(struct.PyTreeNode):
         return any(edited == name for edited, _ in self.edits)
 
     def within(self, prefix: str) -> "Taps":
-        """Return the taps of a part whose names have a prefix: only its edits, without it."""
-        return self.replace(edits=edits_within(self.edits, prefix))
+        """Return the taps of a part whose names may have a prefix, and in edits must have it."""
+        outputs = outputs_within(self.outputs, prefix)
+        return self.replace(outputs=outputs, edits=edits_within(self.edits, prefix))
+
+
+def outputs_within(outputs: Outputs, prefix: str) -> Outputs:
+    """Return names of outputs, and those with a prefix also without it."""
+    return outputs | {name.removeprefix(prefix) for name in outputs if name.startswith(prefix)}
 
 
 def edits_within(edits: Iterable[tuple[str, Edit]], prefix: str) -> tuple[tuple[str, Edit], ...]:

@@ -239,10 +239,11 @@ def translator() -> tuple[EncoderDecoder, Any]:
 def test_values_and_edits_of_the_encoder_and_of_cross_attention(translator: Any) -> None:
     model, params = translator
     inputs = {"params": params}, TOKENS[:, :4], TOKENS
-    names = {"head_outputs", "weights", "cross_output", "residual_post", "logits"}
+    names = {"head_outputs", "weights", "cross_output", "cross_queries", "residual_post", "logits"}
     plain = apply(model, *inputs, outputs=names)
     assert layer_values(plain, "cross_weights").shape == (3, 2, 2, 6, 4)
     assert layer_values(plain, "cross_head_outputs").shape == (3, 2, 6, 2, 4)
+    assert layer_values(plain, "cross_queries").shape == (3, 2, 6, 2, 4)
     assert layer_values(plain, "head_outputs", encoder=True).shape == (2, 2, 4, 2, 4)
     assert layer_values(plain, "weights", encoder=True).shape == (2, 2, 2, 4, 4)
     silent = {"cross_head_outputs": lambda value, _: jnp.zeros_like(value)}

@@ -16,6 +16,10 @@ Segments = Int[Array, "#B T"] | Bool[Array, "#B T"]
 """Document of each token, from 1; 0 is padding. Booleans: True for the tokens of one document."""
 
 
+KeySegments = Int[Array, "#B S"] | Bool[Array, "#B S"]
+"""Document of each key."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MaskPattern(Settings):
     """Static part of a mask, known at compile time. Hashable."""
@@ -42,13 +46,11 @@ class Mask(struct.PyTreeNode):
     pattern: MaskPattern = struct.field(pytree_node=False, default=MaskPattern())  # static
     positions: Int[Array, "#B T"] | None = None  # of the queries
     key_positions: Int[Array, "#B S"] | None = None
-    # document of each query; 0 is padding
-    segments: Segments | None = None
-    key_segments: Int[Array, "#B S"] | Bool[Array, "#B S"] | None = None
+    segments: Segments | None = None  # document of each query; 0 is padding
+    key_segments: KeySegments | None = None
     key_lengths: Int[Array, "#B"] | None = None  # number of keys before padding
     prefix_lengths: Int[Array, "#B"] | None = None
-    # tokens that see all and that all see; -1: no
-    global_positions: Int[Array, "#B n"] | None = None
+    global_positions: Int[Array, "#B n"] | None = None  # see all and are seen by all; -1: none
     allowed: Bool[Array, "#B T S"] | None = None  # False hides the key
     keys_include_queries: bool = struct.field(pytree_node=False, default=False)
     """The keys at `key_positions` include the queries' own, as in a cache, so no row is empty."""
@@ -59,7 +61,7 @@ class Mask(struct.PyTreeNode):
     def with_keys(
         self,
         key_positions: Int[Array, "#B S"],
-        key_segments: Int[Array, "_ S"] | None = None,
+        key_segments: KeySegments | None = None,
         *,
         keys_include_queries: bool = False,
     ) -> "Mask":
@@ -90,7 +92,7 @@ class Mask(struct.PyTreeNode):
         return self.key_positions is None and num_queries == num_keys
 
     @property
-    def resolved_key_segments(self) -> Int[Array, "#B S"] | Bool[Array, "#B S"] | None:
+    def resolved_key_segments(self) -> KeySegments | None:
         """Document of each key; by default those of the queries."""
         return self.segments if self.key_segments is None else self.key_segments
 
@@ -169,7 +171,7 @@ def check_mask(
     num_queries: int,  # T
     num_keys: int,  # S
 ) -> None:
-    """Raise ValueError if an array of the mask has another shape or dtype than its comment says."""
+    """Raise ValueError unless the arrays of the mask have their annotations' shapes and dtypes."""
     check_shapes(
         {"T": num_queries, "S": num_keys},
         positions=(mask.positions, "B? T | None", int),

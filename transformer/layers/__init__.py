@@ -1,1 +1,1 @@
-"""Layers: parameters, embedding, norms, feed-forward, mixture of experts, block, stack."""
+"""Layers: weights, linear maps, norms, embeddings, feed-forwards and experts."""

@@ -1,6 +1,6 @@
 """Basic layers: weights with named axes, linear maps and dropout.
 
-Axis letters of the project, used in every einsum and every shape comment:
+Axis letters of the project, used in every einsum and every shape annotation:
 
     B batch            D model width         F feed-forward width    L layers
     T query positions  N query heads         V vocabulary            P places in the layer pattern

@@ -22,6 +22,7 @@ from transformer.layers.feedforward import FeedForward, FeedForwardConfig, FeedF
 from transformer.layers.moe import MixtureOfExperts, MoEConfig
 from transformer.layers.norms import Norm, NormConfig
 from transformer.model_context import ModelContext
+from transformer.taps import outputs_within
 from transformer.validation import Fraction, Settings
 
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
@@ -138,8 +139,8 @@ class Block(nn.Module):
             mixer_cache, cross_cache = inputs.cache
         aux: dict[str, Any] = {}
 
-        def rngs(dropout: str) -> Key[Array, "B"] | None:
-            return fold_in(inputs.dropout_rngs, DROPOUT_STREAMS[dropout])
+        def rngs(stream: str) -> Key[Array, "B"] | None:
+            return fold_in(inputs.dropout_rngs, DROPOUT_STREAMS[stream])
 
         def tap(name: str, value: jax.Array) -> jax.Array:
             return value if taps is None else taps.visit(name, value, aux)
@@ -173,6 +174,7 @@ class Block(nn.Module):
                 dropout_rngs=rngs("cross"),
                 constants=constants.cross_attention,
                 taps=None if taps is None else taps.within("cross_"),
+                outputs=outputs_within(inputs.outputs, "cross_"),
             )
             crossed = cross(self.pre_norm("cross", x), cross_inputs)
             y = tap("cross_output", crossed.y)

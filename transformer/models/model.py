@@ -34,6 +34,7 @@ from transformer.validation import (
     check_segments,
     check_shapes,
     check_token_ids,
+    may_be_below,
 )
 
 LOGITS: Outputs = frozenset({"logits"})
@@ -189,6 +190,12 @@ class Model(nn.Module):
         check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
         check_positions("tokens", tokens.shape[1], positions, config.max_length)
         check_segments("segments", segments)
+        num_types = max(1, config.num_token_types)
+        if token_types is not None and not may_be_below(token_types, num_types):
+            raise ValueError(
+                f"token_types: must be at least 0 and below {num_types}; "
+                "TransformerConfig.num_token_types is the number of types"
+            )
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
         reject_explicit_axes(tokens=tokens, params=table)

@@ -7,7 +7,6 @@ from transformer.attention.mixer import mixer_class
 from transformer.models.block import BlockConfig
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.taps import (
-    ATTENTION_VALUES,
     BLOCK_VALUES,
     OTHER_OUTPUTS,
     Edit,
@@ -47,7 +46,8 @@ def make_taps(
         _check_layers(name, edit, side)
     layer_edits = tuple((name, edit) for name, edit in edits.items() if name in known)
     encoder_edits = edits_within(edits.items(), "encoder_") if known_in_encoder else ()
-    requested = frozenset(outputs) & (BLOCK_VALUES.keys() | ATTENTION_VALUES.keys() - {"weights"})
+    # `weights` are an output of `attend`, whoever requests them.
+    requested = frozenset(outputs) & (known.keys() | known_in_encoder.keys()) - {"weights"}
     return ModelTaps(
         Taps(outputs=requested, edits=layer_edits) if requested or layer_edits else None,
         Taps(outputs=requested, edits=encoder_edits) if requested or encoder_edits else None,

@@ -197,3 +197,14 @@ def test_invalid_heads_and_inputs_raise() -> None:
     for model in (FIRST, TAGGER, MASKED):
         with pytest.raises(ValueError, match="8 tokens: the table of learned positions has 7 rows"):
             jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, T + 3), int))
+
+
+def test_types_of_tokens_that_the_model_has_not_raise() -> None:
+    _, params = make_model(TAGGER)
+    with pytest.raises(ValueError, match=r"^token_types: must be at least 0 and below 2"):
+        TAGGER.apply({"params": params}, TOKENS, token_types=TYPES + 1)
+    without = Tagger(dataclasses.replace(CONFIG, num_token_types=0), num_classes=C)
+    params = without.init_params(jax.random.key(0))
+    without.apply({"params": params}, TOKENS, token_types=np.zeros_like(TOKENS))
+    with pytest.raises(ValueError, match="token_types: must be at least 0 and below 1"):
+        without.apply({"params": params}, TOKENS, token_types=np.ones_like(TOKENS))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer.attention.backends.blockwise import (
     attend_blockwise,
@@ -49,7 +49,7 @@ class _Tokens(NamedTuple):
     """Positions and segments of a shard of tokens."""
 
     positions: Int[Array, "#B t"]
-    segments: Int[Array, "#B t"] | None
+    segments: Int[Array, "#B t"] | Bool[Array, "#B t"] | None
 
 
 def attend_ring(

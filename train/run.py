@@ -97,11 +97,8 @@ class Run:
         try:
             sampling = SamplingConfig(temperature, top_k, top_p)
         except ValueError as error:
-            raise UsageError(str(error).removeprefix("sampling.")) from error
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        for text in texts:
-            if not isinstance(text, str):
-                raise UsageError(f"prompts: one is a {type(text).__name__}; give strings")
+            raise UsageError(str(error).removeprefix("SamplingConfig.")) from error
+        texts = _texts("prompts", prompts)
         answers = sample(
             self,
             texts,
@@ -131,12 +128,10 @@ class Run:
         """
         from train.evaluation.text_scores import score_texts
 
-        several = [texts] if isinstance(texts, str) else list(texts)
-        contexts = [context] * len(several) if isinstance(context, str) else context
-        for name, values in (("texts", several), ("context", contexts or ())):
-            for value in values:
-                if not isinstance(value, str):
-                    raise UsageError(f"{name}: one is a {type(value).__name__}; give strings")
+        several = _texts("texts", texts)
+        contexts = None if context is None else _texts("context", context)
+        if isinstance(context, str):
+            contexts = [context] * len(several)
         scores = score_texts(self, several, contexts)
         return scores[0] if isinstance(texts, str) else scores
 
@@ -248,6 +243,18 @@ def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{folder.config_json}: has no {section}; restore the original file")
     return content
+
+
+def _texts(name: str, value: str | Iterable[str]) -> list[str]:
+    """Return one text, or several, as a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise UsageError(f"{name} {value!r}: give a string or a list of strings")
+    for text in value:
+        if not isinstance(text, str):
+            raise UsageError(f"{name}: one is a {type(text).__name__}; give strings")
+    return list(value)
 
 
 def load(

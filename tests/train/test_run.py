@@ -107,7 +107,7 @@ def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatc
         run.metrics("tset")
     with pytest.raises(UserError, match=r"^prompts: one is a NoneType; give strings"):
         run.generate(["text", None])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"^prompts 3: give a string or a list"):
+    with pytest.raises(UserError, match=r"^prompts 3: give a string or a list"):
         run.generate(3)  # type: ignore[arg-type]
     axes = run.plot().axes[0]
     [training] = [line for line in axes.get_lines() if line.get_label() == "training"]

@@ -210,10 +210,10 @@ def last_visible(
 
 
 def _gather_visible(
-    memory: Float[Array, "B S D"],
+    memory: Real[Array, "B S D"],
     visible: Bool[Array, "#B T S"],
     index: Int[Array, "#B T"],
-) -> Float[Array, "B T D"]:
+) -> Real[Array, "B T D"]:
     index = jnp.broadcast_to(index, (memory.shape[0], index.shape[1]))
     gathered = jnp.take_along_axis(memory, index[:, :, None], axis=1)
     # argmax over no True is 0, which is a wrong vector where nothing is visible.

@@ -74,8 +74,9 @@ class Model(nn.Module):
     """Base class of all models. Parameters are nested dicts of arrays.
 
     `init` and `apply` are Linen's. All models take these arguments, as far as they have a meaning
-    for them:
+    for them.
 
+    Args:
       positions: [B or 1, T] position of each token. None: 0 to T - 1.
       segments: [B, T] document of each token, from 1; 0 is padding. None: one document.
       token_types: [B, T] token type. None: all 0.
@@ -85,8 +86,9 @@ class Model(nn.Module):
       outputs: Names of requested outputs (`transformer.inspection`).
       edits: Functions that replace intermediate values, by name (`transformer.inspection`).
 
-    They raise ValueError for arrays whose shapes or dtypes disagree, and for tokens and positions
-    beyond the tables of the model.
+    Raises:
+      ValueError: Shapes or dtypes of arrays disagree, or tokens, positions or types of tokens are
+        beyond the tables of the model.
     """
 
     config: TransformerConfig  # sizes and kinds of all layers

@@ -218,6 +218,26 @@ def test_null_is_no_window(tmp_path: Path) -> None:
     assert getattr(mixer, "window", 0) == 0
 
 
+def test_window_of_qwen_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    """`layer_types` is derived from the other fields where a file lacks it."""
+    values = json.loads((FIXTURES / "qwen2-window" / "config.json").read_text())
+    del values["layer_types"]
+    windows = {}
+    for used in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps(values | {"use_sliding_window": used}))
+        windows[used] = [
+            getattr(block.mixer, "window", 0)
+            for block in read_config(tmp_path).config.layer_pattern
+        ]
+    assert windows == {True: [0, 5], False: [0]}
+
+
+def test_width_of_heads_that_neox_does_not_have_is_refused(tmp_path: Path) -> None:
+    folder = copy_of("neox-parallel", tmp_path, head_dim=16)
+    with pytest.raises(InteropError, match="head_dim 16"):
+        read_config(folder)
+
+
 def rope_of(folder: Path) -> Any:
     mixer: Any = read_config(folder).config.layer_pattern[0].mixer
     return mixer.position

@@ -18,8 +18,6 @@ from transformer import Abilities, BlockConfig, Mixer, MixerConfig, MixerOutput,
 from transformer.attention.mixer import (
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.testing import check_mixer
 
@@ -44,10 +42,6 @@ class MovingAverage(Mixer):
     def abilities(config):
         return Abilities(cached=False, segments=False, cross=False, weights=False)
 
-    @staticmethod
-    def constants(config, layer, width):
-        return None
-
     @nn.nowrap
     def init_cache(self, batch, length):
         raise ValueError("mixer moving_average: has no cache; sample by the full pass")
@@ -55,8 +49,6 @@ class MovingAverage(Mixer):
     @nn.compact
     def __call__(self, x, inputs):  # x: [B, T, D]
         kind, width = self.config.kind, x.shape[-1]
-        reject_memory(kind, inputs.memory)
-        reject_weights(kind, inputs.outputs)
         reject_mask_patterns(kind, inputs.mask)
         if inputs.cache is not None:
             self.init_cache(*x.shape[:2])

@@ -33,7 +33,6 @@ from flax import linen as nn
 from transformer import Abilities, Mixer, MixerOutput, RoPE, register_mixer
 from transformer.attention.attend import attend
 from transformer.attention.cache import KVCache
-from transformer.attention.mixer import reject_memory
 from transformer.attention.projections import MultiHeadConfig, project_output, project_qkv
 from transformer.attention.reference import ScoreSpec
 
@@ -60,10 +59,6 @@ class Tempered(Mixer):
     def abilities(config):
         return Abilities(cross=False)
 
-    @staticmethod
-    def constants(config, layer, width):
-        return None
-
     @nn.nowrap
     def init_cache(self, batch, length):
         heads = self.config.resolved_num_kv_heads
@@ -73,7 +68,6 @@ class Tempered(Mixer):
     @nn.compact
     def __call__(self, x, inputs):  # x: [B, T, D]
         config, context, cache = self.config, self.context, inputs.cache
-        reject_memory(config.kind, inputs.memory)
         q, k, v = project_qkv(self, x, inputs.positions, config, context)
         # exp(0) = 1 at the start. Scaling the queries scales all scores of the head.
         sharpness = self.param("sharpness", nn.initializers.zeros, (q.shape[2],))

@@ -90,7 +90,11 @@ class ScoreFlops(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Abilities:
-    """Features that a mixer supports; `transformer.testing.contract.check_mixer` tests each."""
+    """Features that a mixer supports; `transformer.testing.contract.check_mixer` tests each.
+
+    A model refuses a memory, weights and segments for a mixer without the ability. What it lacks of
+    the others a mixer refuses itself, by a ValueError.
+    """
 
     causal: bool = True
     """Obey a causal mask."""
@@ -222,25 +226,34 @@ def mixer_class(config: MixerConfig) -> type[Mixer]:
     if config.kind not in MIXERS:
         raise ValueError(
             f"mixer {config.kind}: is not known; give one of {', '.join(sorted(MIXERS))}, "
-            "or add yours to transformer.MIXERS"
+            "or register yours with transformer.register_mixer"
         )
     return MIXERS[config.kind]
 
 
-def reject_memory(kind: str, memory: Any) -> None:
-    """Raise ValueError if there is a memory, for a mixer that reads only its own input."""
-    if memory is not None:
-        raise ValueError(
-            f"mixer {kind}: cannot read a memory (an encoder's output); use an attention "
-            "mixer, or one whose config sets reads_memory"
+def check_abilities(mixer: Mixer, inputs: MixerInputs) -> None:
+    """Raise MixerError if the inputs need a memory, weights or segments, and the mixer lacks them.
+
+    What a mixer with `causal`, `cached` or `any_length` False cannot do, it refuses itself.
+    """
+    config, mask = mixer.config, inputs.mask
+    kind = config.kind
+    with explain_mixer_errors(config):
+        abilities = mixer.abilities(config)
+    if inputs.memory is not None and not abilities.cross:
+        raise MixerError(
+            f"mixer {kind}: cannot read a memory (an encoder's output); use an attention mixer, or "
+            "one whose config sets reads_memory"
         )
-
-
-def reject_weights(kind: str, outputs: Outputs) -> None:
-    """Raise ValueError if attention weights are requested."""
-    if "weights" in outputs:
-        raise ValueError(
+    if "weights" in inputs.outputs and not abilities.weights:
+        raise MixerError(
             f"mixer {kind}: has no attention weights; leave `weights` out of `outputs`"
+        )
+    ignores_padding = mask.single_document and config.ignores_padding
+    if mask.segments is not None and not (abilities.segments or ignores_padding):
+        raise MixerError(
+            f"mixer {kind}: would mix the documents of a row, or padding with text, as it lacks "
+            "the ability `segments`; set data.document_masking to False, or choose another mixer"
         )
 
 
@@ -262,16 +275,16 @@ def reject_mask_patterns(kind: str, mask: Mask) -> None:
 
 
 def apply_mixer(mixer: Mixer, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-    """Call a mixer of a block and check what it returns.
+    """Call a mixer of a block; check its inputs, and what it returns.
 
     Raises:
-      MixerError: The mixer raises an error, returns no `MixerOutput` with y like x, or gets
-        segments that it does not support.
+      MixerError: The mixer does not support the inputs, raises an error, or returns no
+        `MixerOutput` with y like x.
     """
     config = mixer.config
+    check_abilities(mixer, inputs)
     with explain_mixer_errors(config):
         output: Any = mixer(x, inputs)
-        abilities = mixer.abilities(config)
     if not isinstance(output, MixerOutput):
         raise MixerError(
             f"mixer {config.kind}: returns {type(output).__name__}; give MixerOutput(y, cache, "
@@ -292,14 +305,6 @@ def apply_mixer(mixer: Mixer, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         )
     if not isinstance(output.aux, dict):
         raise MixerError(f"mixer {config.kind}: returns aux that is no dict; give {{}} for none")
-    mask = inputs.mask
-    ignores_padding = mask.single_document and config.ignores_padding
-    if mask.segments is not None and not (abilities.segments or ignores_padding):
-        raise MixerError(
-            f"mixer {config.kind}: would mix the documents of a row, or padding with text, as it "
-            "lacks the ability `segments`; set data.document_masking to False, or choose another "
-            "mixer"
-        )
     return output
 
 

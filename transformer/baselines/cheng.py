@@ -24,8 +24,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.baselines.memory_attention import additive_score_fn, attend_with_scores
 from transformer.baselines.recurrent import (
@@ -131,8 +129,6 @@ class Cheng(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         (batch, length, _), embed = x.shape, {"embed": context.d_model}
         cached = inputs.cache is not None

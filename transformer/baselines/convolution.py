@@ -17,8 +17,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
 from transformer.layers.basic import apply_linear, declare_weight
@@ -65,8 +63,6 @@ class Convolution(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context, cache = self.config, self.context, inputs.cache
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         num_after = 0 if inputs.mask.pattern.causal else (config.kernel_size - 1) // 2
         if cache is not None and not inputs.mask.pattern.causal:

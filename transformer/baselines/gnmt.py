@@ -18,8 +18,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
@@ -85,8 +83,6 @@ class GNMTEncoder(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         if inputs.mask.pattern.causal:
             raise ValueError("mixer gnmt_encoder: reads later tokens; use lstm in a decoder")

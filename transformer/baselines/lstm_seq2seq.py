@@ -14,7 +14,6 @@ from transformer.attention.mixer import (
     MixerOutput,
     ScoreFlops,
     register_mixer,
-    reject_weights,
 )
 from transformer.baselines.memory_attention import (
     check_has_memory,
@@ -65,7 +64,6 @@ class Seq2SeqDecoder(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context = self.context
         check_has_memory(self.config.kind, inputs)
-        reject_weights(self.config.kind, inputs.outputs)
         initial_states, state = None, inputs.cache
         if inputs.memory is not None:
             visible = memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])

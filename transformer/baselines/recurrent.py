@@ -27,8 +27,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.layers.basic import apply_linear, declare_weight
 from transformer.model_context import Initialization, Initializer, ModelContext
@@ -148,8 +146,6 @@ class ElmanRNN(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         width = config.hidden_size or context.d_model
         embed, hidden, state = {"embed": context.d_model}, {"hidden": width}, {"state": width}
@@ -321,8 +317,6 @@ class LSTM(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         width = config.resolved_hidden_size(context.d_model)
         cached = inputs.cache is not None

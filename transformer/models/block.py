@@ -176,7 +176,7 @@ class Block(nn.Module):
                 taps=None if taps is None else taps.within("cross_"),
                 outputs=outputs_within(inputs.outputs, "cross_"),
             )
-            crossed = cross(self.pre_norm("cross", x), cross_inputs)
+            crossed = apply_mixer(cross, self.pre_norm("cross", x), cross_inputs)
             y = tap("cross_output", crossed.y)
             x = self.add_residual("cross", x, y, rngs("cross_residual"))
             cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)

@@ -376,11 +376,9 @@ def _read_other_lengths(trial: Trial) -> None:
 UNSUPPORTED_CALLS: Mapping[str, Callable[[Trial], None]] = {
     "causal": lambda trial: trial.trace(trial.inputs(0), mask=Mask(MaskPattern(causal=True))),
     "cached": _decode,
-    "cross": lambda trial: trial.trace(trial.inputs(0), mask=Mask(), memory=trial.inputs(1)),
     "any_length": _read_other_lengths,
-    "weights": lambda trial: trial.trace(trial.inputs(0), outputs=frozenset({"weights"})),
 }
-"""Calls that need each ability. Segments are refused by the model."""
+"""Calls that need an ability. What needs one of the others, `mixer.check_abilities` refuses."""
 
 
 def check_bfloat16(trial: Trial) -> None:

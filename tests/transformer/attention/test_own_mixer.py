@@ -13,6 +13,8 @@ from transformer import (
     Abilities,
     BlockConfig,
     Classifier,
+    EncoderConfig,
+    EncoderDecoder,
     LanguageModel,
     Mixer,
     MixerConfig,
@@ -31,6 +33,8 @@ PACKED = jnp.array([[1, 1, 2, 2, 0], [1, 1, 1, 1, 1]])
 class OwnConfig(MixerConfig):
     kind: ClassVar[str] = "own"
     segments: bool = False
+    cross: bool = True
+    weights: bool = True
     fault: str = ""
 
 
@@ -41,7 +45,7 @@ class Own(Mixer):
 
     @staticmethod
     def abilities(config: OwnConfig) -> Abilities:
-        return Abilities(segments=config.segments)
+        return Abilities(segments=config.segments, cross=config.cross, weights=config.weights)
 
     @staticmethod
     def constants(config: OwnConfig, layer: int, width: int) -> Any:
@@ -91,6 +95,24 @@ def test_segments_are_refused_without_the_ability() -> None:
     # Balanced clusters take padding, though not packed documents.
     balanced = config_with(RoutingAttentionConfig(num_heads=2, balanced=True), causal=False)
     apply(Classifier(balanced, num_classes=3), segments=jnp.minimum(PACKED, 1))
+
+
+def test_weights_are_refused_without_the_ability() -> None:
+    refusal = r"^mixer own: has no attention weights; leave `weights` out of `outputs`"
+    with pytest.raises(MixerError, match=refusal):
+        apply(LanguageModel(config_with(OwnConfig(weights=False))), outputs=frozenset({"weights"}))
+
+
+def test_memory_is_refused_without_the_ability() -> None:
+    def model(cross: bool) -> EncoderDecoder:
+        own = OwnConfig(segments=True)
+        block = BlockConfig(mixer=own, cross_attention=dataclasses.replace(own, cross=cross))
+        encoder = EncoderConfig(layer_pattern=(BlockConfig(mixer=own),))
+        return EncoderDecoder(TransformerConfig(7, 6, layer_pattern=(block,), encoder=encoder))
+
+    jax.eval_shape(model(cross=True).init, jax.random.key(0), TOKENS, TOKENS)
+    with pytest.raises(MixerError, match=r"^mixer own: cannot read a memory"):
+        jax.eval_shape(model(cross=False).init, jax.random.key(0), TOKENS, TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from transformer.attention.mixer import (
     MixerInputs,
     ScoreFlops,
     reject_mask_patterns,
-    reject_weights,
 )
 from transformer.attention.projections import (
     MultiHeadConfig,
@@ -126,7 +125,6 @@ def attend_with_feature_map(
     """
     config, context = module.config, module.context
     mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
-    reject_weights(config.kind, inputs.outputs)
     if not mask.pattern.causal:  # sums over all keys do not depend on the order of tokens
         mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
     reject_mask_patterns(config.kind, mask)

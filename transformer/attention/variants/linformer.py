@@ -24,7 +24,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_weights,
 )
 from transformer.attention.projections import (
     MultiHeadConfig,
@@ -115,7 +114,6 @@ class Linformer(Mixer):
         else:
             q = project_queries(self, x, config, context)
             k, v, _ = project_memory(self, inputs.memory, None, config, context, q.dtype)
-        reject_weights(config.kind, inputs.outputs)
         check_mask(config, mask, k.shape[1])
 
         documents = split_documents(mask, k.shape[1], config.max_documents)

@@ -35,8 +35,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.attention.projections import (
     QKV,
@@ -182,8 +180,6 @@ class Longformer(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask.replace(global_positions=None))
         qkv = project_qkv(self, x, inputs.positions, config, context, position=config.position)
         score_spec = ScoreSpec(

@@ -21,7 +21,6 @@ from transformer.attention.mixer import (
     MixerOutput,
     ScoreFlops,
     register_mixer,
-    reject_memory,
 )
 from transformer.attention.position_bias import AttentionPosition, position_terms
 from transformer.attention.reference import ScoreSpec
@@ -120,7 +119,6 @@ class Primer(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
         mask, cache, positions = inputs.mask, inputs.cache, inputs.positions
-        reject_memory(config.kind, inputs.memory)
         if cache is not None and not mask.pattern.causal:
             raise ValueError("mixer primer: decoding with a cache needs a causal mask; give one")
         head_dim = config.resolved_head_dim(context.d_model)

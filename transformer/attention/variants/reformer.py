@@ -25,8 +25,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.attention.projections import (
     QKV,
@@ -124,8 +122,6 @@ class Reformer(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config = self.config
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
         buckets = self.buckets(q, inputs)

@@ -27,8 +27,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.attention.projections import (
     SharedQueryKeyConfig,
@@ -171,8 +169,6 @@ class RoutingAttention(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, mask, cache = self.config, inputs.mask, inputs.cache
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask)
         if config.balanced and mask.pattern.causal:
             raise ValueError(

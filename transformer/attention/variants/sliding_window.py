@@ -19,7 +19,6 @@ from transformer.attention.mixer import (
     MixerOutput,
     ScoreFlops,
     register_mixer,
-    reject_memory,
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
@@ -102,7 +101,6 @@ class SlidingWindowAttention(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         mask, cache = inputs.mask, inputs.cache
         config, context = self.config, self.context
-        reject_memory(config.kind, inputs.memory)
         mask = mask.replace(pattern=self.add_window(mask.pattern))
         q, k, v = qkv = self.project(x, inputs)
         num_padding = 0  # queries of cached tokens, which are of no interest

@@ -29,8 +29,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
     reject_mask_patterns,
-    reject_memory,
-    reject_weights,
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec, attend_reference
@@ -210,8 +208,6 @@ class SparseTransformer(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, mask, cache = self.config, inputs.mask, inputs.cache
-        reject_memory(config.kind, inputs.memory)
-        reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask)
         q, k, v = self.project(x, inputs)
         mask = mask.replace(positions=inputs.positions)

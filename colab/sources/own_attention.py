@@ -68,7 +68,7 @@ class Tempered(Mixer):
     @nn.compact
     def __call__(self, x, inputs):  # x: [B, T, D]
         config, context, cache = self.config, self.context, inputs.cache
-        q, k, v = project_qkv(self, x, inputs.positions, config, context)
+        q, k, v = project_qkv(self, x, inputs.positions)
         # exp(0) = 1 at the start. Scaling the queries scales all scores of the head.
         sharpness = self.param("sharpness", nn.initializers.zeros, (q.shape[2],))
         q = q * jnp.exp(sharpness).astype(q.dtype)[None, None, :, None]
@@ -82,7 +82,7 @@ class Tempered(Mixer):
         scores = ScoreSpec(1 / math.sqrt(q.shape[-1]))
         given = dict(hardware=context.hardware, outputs=inputs.outputs, taps=inputs.taps)
         y, aux = attend(q, k, v, mask, scores, **given)
-        return MixerOutput(project_output(self, y, config, context), cache, aux)
+        return MixerOutput(project_output(self, y), cache, aux)
 
 
 # %% contract-text [markdown]

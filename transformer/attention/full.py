@@ -59,7 +59,7 @@ class AttentionConfig(MultiHeadConfig):
     """Width of a value head. 0: that of a query head."""
     score: AttentionScore = SCALED_DOT
     """Score of a query and a key."""
-    position: AttentionPosition = NoPosition()
+    position: AttentionPosition = NoPosition()  # type: ignore[assignment]  # more kinds
     """Position information of queries and keys. Cross attention ignores it."""
     soft_cap: NonNegativeFloat = 0.0
     """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
@@ -194,13 +194,11 @@ class Attention(Mixer):
         is_cross = inputs.memory is not None or isinstance(cache, MemoryCache)
         if is_cross:
             # No RoPE: the positions of x and of the memory are those of two sequences.
-            q = project_queries(self, x, config, context, score=score)
+            q = project_queries(self, x, score=score)
             k, v, cache = project_memory(
                 self,
                 inputs.memory,
                 cache,
-                config,
-                context,
                 q.dtype,
                 score=score,
                 value_head_dim=value_head_dim,
@@ -210,9 +208,6 @@ class Attention(Mixer):
                 self,
                 x,
                 inputs.positions,
-                config,
-                context,
-                position=config.position,
                 score=score,
                 value_head_dim=value_head_dim,
             )
@@ -265,4 +260,4 @@ class Attention(Mixer):
             outputs=inputs.outputs,
             taps=inputs.taps,
         )
-        return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
+        return MixerOutput(project_output(self, attended.y), cache, attended.aux)

@@ -6,12 +6,10 @@ Every attention mixer uses them with the same parameter names, so the weights of
 import dataclasses
 from typing import Annotated, Any, NamedTuple
 
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer.attention.cache import MemoryCache
 from transformer.attention.mixer import Mixer, MixerConfig, MixerInputs, MixerOutput
-from transformer.attention.position_bias import AttentionPosition
 from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.scores import (
     SCALED_DOT,
@@ -24,7 +22,6 @@ from transformer.attention.scores import (
 from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
 from transformer.layers.position_embedding import NO_POSITION, NoPosition
-from transformer.model_context import ModelContext
 from transformer.validation import Bounds
 
 
@@ -46,6 +43,9 @@ class MultiHeadConfig(MixerConfig):
     queries, keys and values."""
     qk_norm: NormConfig | None = None
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
+    position: NoPosition | RoPE = NO_POSITION
+    """Position information of queries and keys, as they are projected: before a feature map, or a
+    projection of the length. Cross attention ignores it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,9 +86,6 @@ class MultiHeadConfig(MixerConfig):
 class SharedQueryKeyConfig(MultiHeadConfig):
     """Settings of mixers that use one projection for queries and keys, so that N = K."""
 
-    position: NoPosition | RoPE = NO_POSITION
-    """Position information of queries and keys."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resolved_num_kv_heads != self.num_heads:
@@ -112,21 +109,22 @@ class QKV(NamedTuple):
 
 
 def project_qkv(
-    module: nn.Module,
+    mixer: Mixer,
     x: Float[Array, "B T D"],
     positions: Int[Array, "#B T"],
-    config: MultiHeadConfig,
-    context: ModelContext,
     *,
-    position: AttentionPosition = NO_POSITION,
     score: AttentionScore = SCALED_DOT,
-    value_head_dim: int = 0,
+    value_head_dim: int = 0,  # 0: that of a query head
     suffix: str = "",  # of the parameter names
 ) -> QKV:
-    """Project queries, keys and values of self-attention, and apply RoPE if `position` is that."""
-    q = project_queries(module, x, config, context, score=score, suffix=suffix)
-    k = project_keys(module, x, config, context, score=score, suffix=suffix)
-    v = project_values(module, x, config, context, value_head_dim=value_head_dim, suffix=suffix)
+    """Project queries, keys and values of self-attention, and apply RoPE if the mixer has it.
+
+    Like all projections here, it declares weights of a mixer with a `MultiHeadConfig`.
+    """
+    q = project_queries(mixer, x, score=score, suffix=suffix)
+    k = project_keys(mixer, x, score=score, suffix=suffix)
+    v = project_values(mixer, x, value_head_dim=value_head_dim, suffix=suffix)
+    position = mixer.config.position
     if isinstance(position, RoPE):
         q = apply_rope(q, positions, position)
         k = apply_rope(k, positions, position)
@@ -134,62 +132,56 @@ def project_qkv(
 
 
 def project_queries(
-    module: nn.Module,
+    mixer: Mixer,
     x: Float[Array, "B T D"],
-    config: MultiHeadConfig,
-    context: ModelContext,
     *,
     score: AttentionScore = SCALED_DOT,
     suffix: str = "",
 ) -> Float[Array, "B T N H"]:
     """Project and normalize queries and apply the score's query map, without RoPE."""
-    head_dim = config.resolved_head_dim(context.d_model)
-    axes = {"heads": config.num_heads, "head": head_dim}
-    q = _project_heads(module, f"query{suffix}", x, axes, config, context, config.qk_norm)
+    config, context = mixer.config, mixer.context
+    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
+    q = _project_heads(mixer, f"query{suffix}", x, axes, config.qk_norm)
     if isinstance(score, BilinearScore | AdditiveScore):
-        q = transform_queries(module, q, score, context)
+        q = transform_queries(mixer, q, score, context)
     return q
 
 
 def project_keys(
-    module: nn.Module,
+    mixer: Mixer,
     x: Float[Array, "B S D"],
-    config: MultiHeadConfig,
-    context: ModelContext,
     *,
     score: AttentionScore = SCALED_DOT,
     suffix: str = "",
 ) -> Float[Array, "B S K H"]:
     """Project and normalize keys and apply the score's key map, without RoPE."""
+    config, context = mixer.config, mixer.context
     head_dim = config.resolved_head_dim(context.d_model)
     axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
-    k = _project_heads(module, f"key{suffix}", x, axes, config, context, config.qk_norm)
+    k = _project_heads(mixer, f"key{suffix}", x, axes, config.qk_norm)
     if isinstance(score, AdditiveScore):
-        k = transform_keys(module, k, score, context)
+        k = transform_keys(mixer, k, score, context)
     return k
 
 
 def project_values(
-    module: nn.Module,
+    mixer: Mixer,
     x: Float[Array, "B S D"],
-    config: MultiHeadConfig,
-    context: ModelContext,
     *,
-    value_head_dim: int = 0,  # 0: that of a query head
+    value_head_dim: int = 0,
     suffix: str = "",
 ) -> Float[Array, "B S K Hv"]:
     """Project values."""
-    head_dim = value_head_dim or config.resolved_head_dim(context.d_model)
+    config = mixer.config
+    head_dim = value_head_dim or config.resolved_head_dim(mixer.context.d_model)
     axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
-    return _project_heads(module, f"value{suffix}", x, axes, config, context, None)
+    return _project_heads(mixer, f"value{suffix}", x, axes, norm=None)
 
 
 def project_memory(
-    module: nn.Module,
+    mixer: Mixer,
     memory: Float[Array, "B S D"] | None,  # None: read the cache
     cache: Any,
-    config: MultiHeadConfig,
-    context: ModelContext,
     dtype: Any,  # of the computation; the cache may store another
     *,
     score: AttentionScore = SCALED_DOT,
@@ -207,8 +199,8 @@ def project_memory(
             "cache: is not one for a memory; give the cache that init_memory_cache returns"
         )
     if memory is not None:
-        k = project_keys(module, memory, config, context, score=score)
-        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
+        k = project_keys(mixer, memory, score=score)
+        v = project_values(mixer, memory, value_head_dim=value_head_dim)
         if cache is None:
             return k, v, None
         # The keys of this call are read from the cache too, rounded as those of later tokens will
@@ -219,41 +211,36 @@ def project_memory(
     return cached.keys, cached.values, cache
 
 
-def project_output(
-    module: nn.Module,
-    y: Float[Array, "B T N Hv"],
-    config: MultiHeadConfig,
-    context: ModelContext,
-) -> Float[Array, "B T D"]:
+def project_output(mixer: Mixer, y: Float[Array, "B T N Hv"]) -> Float[Array, "B T D"]:
     """Map the concatenated heads to the model's width."""
+    context = mixer.context
     return apply_linear(
-        module,
+        mixer,
         "output",
         y,
         {"heads": y.shape[2], "head": y.shape[3]},
         {"embed": context.d_model},
         context,
-        bias=config.has_output_bias,
+        bias=mixer.config.has_output_bias,
         residual=True,
     )
 
 
 def _project_heads(
-    module: nn.Module,
+    mixer: Mixer,
     name: str,
     x: Float[Array, "B T D"],
     axes: dict[str, int],  # of the heads, then of their width
-    config: MultiHeadConfig,
-    context: ModelContext,
     norm: NormConfig | None,
 ) -> Float[Array, "B T heads H"]:
     """Project x to heads and apply a norm to each; heads share one gain."""
+    context = mixer.context
     embed = {"embed": context.d_model}
-    heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
+    heads = apply_linear(mixer, name, x, embed, axes, context, bias=mixer.config.bias)
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
     if norm is None:
         return heads
-    return Norm(norm, context, "head", parent=module, name=f"{name}_norm")(heads)
+    return Norm(norm, context, "head", parent=mixer, name=f"{name}_norm")(heads)
 
 
 def combine_heads(
@@ -275,4 +262,4 @@ def combine_heads(
     aux = dict(aux or {})
     if inputs.taps is not None:
         y = inputs.taps.visit("head_outputs", y, aux)
-    return MixerOutput(project_output(mixer, y, mixer.config, mixer.context), cache, aux)
+    return MixerOutput(project_output(mixer, y), cache, aux)

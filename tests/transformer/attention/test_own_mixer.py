@@ -5,9 +5,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.transformer.formulas import normal
+from tests.transformer.mixers import make_mixer
 from transformer import (
     MIXERS,
     Abilities,
@@ -22,7 +25,10 @@ from transformer import (
     MixerOutput,
     TransformerConfig,
 )
+from transformer.attention.masks import Mask
 from transformer.attention.mixer import MixerError
+from transformer.attention.projections import MultiHeadConfig, project_qkv
+from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.variants.routing_attention import RoutingAttentionConfig
 
 TOKENS = jnp.zeros((2, 5), jnp.int32)
@@ -65,9 +71,33 @@ class Own(Mixer):
         return MixerOutput(x.mean(1, keepdims=True) + x, None, {})
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadsConfig(MultiHeadConfig):
+    kind: ClassVar[str] = "heads"
+
+
+class Heads(Mixer):
+    """Projections alone."""
+
+    config: HeadsConfig
+
+    @staticmethod
+    def abilities(config: HeadsConfig) -> Abilities:
+        return Abilities()
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise NotImplementedError
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> Any:
+        return project_qkv(self, x, inputs.positions)
+
+
 @pytest.fixture(autouse=True)
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "own", Own)
+    monkeypatch.setitem(MIXERS, "heads", Heads)
 
 
 def config_with(mixer: MixerConfig, *, causal: bool = True) -> TransformerConfig:
@@ -136,3 +166,20 @@ def test_error_of_an_own_cache_is_one_line() -> None:
     model = LanguageModel(config_with(OwnConfig()))
     with pytest.raises(MixerError, match=r"^mixer own: raises NotImpl.*py\): no cache; correct"):
         model.init_cache(2, 5)
+
+
+def test_projections_of_own_heads_have_the_settings_of_all_heads() -> None:
+    """RoPE is a setting of `MultiHeadConfig`: a mixer does not apply it."""
+    positions = jnp.array([[3, 1, 4, 1, 5]])
+    x = normal(0, 2, 5, 8)
+    config = HeadsConfig(num_heads=2, num_kv_heads=1)
+    mixer, params = make_mixer(config, 8)
+    inputs = MixerInputs(positions, Mask())
+    plain = mixer.apply({"params": params}, x, inputs)
+    rope = RoPE(theta=100.0)
+    rotated_mixer = Heads(dataclasses.replace(config, position=rope), mixer.context, parent=None)
+    rotated = rotated_mixer.apply({"params": params}, x, inputs)
+    np.testing.assert_array_equal(rotated.q, apply_rope(plain.q, positions, rope))
+    np.testing.assert_array_equal(rotated.k, apply_rope(plain.k, positions, rope))
+    np.testing.assert_array_equal(rotated.v, plain.v)
+    assert not np.allclose(rotated.k, plain.k)

@@ -29,12 +29,10 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.rope import RoPE
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import attend_from_tokens, gather_tokens
 from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
 from transformer.layers.basic import fold_in
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import (
     Bounds,
@@ -73,8 +71,6 @@ class BigBirdConfig(MultiHeadConfig):
     drawn blocks do not exist. In a longer one, each stretch of this length draws from itself."""
     seed: Seed = 0
     """Seed of the random blocks, combined with the layer index."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys."""
     dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
 
@@ -214,9 +210,7 @@ class BigBird(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(
-            self, x, inputs.positions, self.config, self.context, position=self.config.position
-        )
+        return project_qkv(self, x, inputs.positions)
 
     @nn.nowrap
     def attend_cached(

@@ -110,20 +110,20 @@ def feature_map_flops(
 
 
 def attend_with_feature_map(
-    module: Mixer,
+    mixer: Mixer,
     x: Float[Array, "B T D"],
     feature_map: FeatureMap,
     inputs: MixerInputs,
 ) -> tuple[Float[Array, "B T N H"], LinearAttentionState | LinearAttentionMemory | None]:  # cache
-    """Declare the query, key and value projections of `module` and attend by features.
+    """Declare the query, key and value projections of `mixer` and attend by features.
 
     Under a causal mask, each document must be contiguous in its row.
 
     Raises:
-      ValueError: attention weights are requested, the mask is more than causality, segments and
-        lengths, or a cache is given without a causal mask.
+      ValueError: The mask is more than causality, segments and lengths, or a cache is given without
+        a causal mask.
     """
-    config, context = module.config, module.context
+    config = mixer.config
     mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
     if not mask.pattern.causal:  # sums over all keys do not depend on the order of tokens
         mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
@@ -135,17 +135,17 @@ def attend_with_feature_map(
                 f"mixer {config.kind}: attends to the whole memory; give a mask that is not "
                 "causal, and no cache or one from init_memory_cache"
             )
-        q = project_queries(module, x, config, context)
+        q = project_queries(mixer, x)
         if memory is not None:
-            k = project_keys(module, memory, config, context)
-            v = project_values(module, memory, config, context)
+            k = project_keys(mixer, memory)
+            v = project_values(mixer, memory)
             if cache is None:
                 return attend_bidirectional(q, k, v, feature_map, mask), None
             segments = segments_of_keys(mask, k.shape[1])
             cache = LinearAttentionMemory(sum_keys(k, v, feature_map, segments))
         return read_state(q, feature_map, cache.state), cache
 
-    q, k, v = project_qkv(module, x, inputs.positions, config, context, position=config.position)
+    q, k, v = project_qkv(mixer, x, inputs.positions)
     if not mask.pattern.causal:
         if cache is not None:
             raise ValueError(

@@ -16,7 +16,6 @@ from transformer.attention.mixer import (
     register_mixer,
 )
 from transformer.attention.projections import MultiHeadConfig, combine_heads
-from transformer.attention.rope import RoPE
 from transformer.attention.variants.feature_map_attention import (
     Features,
     LinearAttentionMemory,
@@ -24,7 +23,6 @@ from transformer.attention.variants.feature_map_attention import (
     attend_with_feature_map,
     feature_map_flops,
 )
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 
 FEATURE_FLOOR = 1e-18
@@ -40,9 +38,6 @@ class LinearAttentionConfig(MultiHeadConfig):
 
     # No dropout here and in `PerformerConfig`: there are no attention weights to drop.
     kind: ClassVar[str] = "linear"
-
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys, applied before the feature map."""
 
 
 def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]

@@ -33,9 +33,7 @@ from transformer.attention.projections import (
     project_queries,
 )
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.rope import RoPE
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import (
     Bounds,
@@ -68,8 +66,6 @@ class LinformerConfig(MultiHeadConfig):
     `rank` keys. Rows with more documents return NaN. Segments that only mark padding, as in a
     classifier, also need 2, because the number of documents is unknown at compile time. With 1,
     padding is given by `key_lengths` only."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys, applied before the projection."""
     dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
 
@@ -108,12 +104,10 @@ class Linformer(Mixer):
         if inputs.cache is not None:
             self.init_cache(*x.shape[:2])
         if inputs.memory is None:
-            q, k, v = project_qkv(
-                self, x, inputs.positions, config, context, position=config.position
-            )
+            q, k, v = project_qkv(self, x, inputs.positions)
         else:
-            q = project_queries(self, x, config, context)
-            k, v, _ = project_memory(self, inputs.memory, None, config, context, q.dtype)
+            q = project_queries(self, x)
+            k, v, _ = project_memory(self, inputs.memory, None, q.dtype)
         check_mask(config, mask, k.shape[1])
 
         documents = split_documents(mask, k.shape[1], config.max_documents)

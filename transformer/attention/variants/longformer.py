@@ -60,7 +60,6 @@ from transformer.attention.sparse_ops.strided_rows import attend_strided_rows
 from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
 from transformer.layers.basic import declare_linear, fold_in
 from transformer.layers.low_rank import merge_weight
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import (
     Fraction,
@@ -85,8 +84,6 @@ class LongformerConfig(MultiHeadConfig):
     num_global_tokens: NonNegativeInt = 1
     """Global tokens at the start of each document, such as [CLS]. A mask with `global_positions`
     overrides it."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys."""
     dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
 
@@ -181,7 +178,7 @@ class Longformer(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
         reject_mask_patterns(config.kind, inputs.mask.replace(global_positions=None))
-        qkv = project_qkv(self, x, inputs.positions, config, context, position=config.position)
+        qkv = project_qkv(self, x, inputs.positions)
         score_spec = ScoreSpec(
             scale=1 / math.sqrt(qkv.q.shape[-1]),
             softmax_dtype=context.precision.softmax,
@@ -224,15 +221,7 @@ class Longformer(Mixer):
         window = self.attend_window(q, k, v, mask, keys.segments, is_global, wide_spec)
         if not num_global:
             if self.is_initializing():  # another mask may list some
-                project_qkv(
-                    self,
-                    x,
-                    positions,
-                    self.config,
-                    self.context,
-                    position=self.config.position,
-                    suffix="_global",
-                )
+                project_qkv(self, x, positions, suffix="_global")
             return window.y.astype(qkv.v.dtype)
         key_spec = fold_in_part(wide_spec, GLOBAL_KEYS)
         query_spec = fold_in_part(score_spec, GLOBAL_QUERIES)
@@ -248,15 +237,7 @@ class Longformer(Mixer):
             index = find_document_globals(keys, global_positions)
             global_keys = attend_to_document_globals(q, k, v, mask, key_spec, index)
             y = merge_partials([window, global_keys]).y.astype(qkv.v.dtype)
-            qkv_global = project_qkv(
-                mixer,
-                x,
-                positions,
-                self.config,
-                self.context,
-                position=self.config.position,
-                suffix="_global",
-            )
+            qkv_global = project_qkv(mixer, x, positions, suffix="_global")
             rows = attend_from_document_globals(*qkv_global, mask, query_spec, index)
             return jnp.where(is_global[:, :, None, None], rows, y)
 
@@ -318,15 +299,7 @@ class Longformer(Mixer):
         is_global = (positions >= 0) & (positions < num_global)
 
         def replace_global_rows(mixer: Longformer) -> tuple[jax.Array, GlobalTokenCache]:
-            q, k, v = project_qkv(
-                mixer,
-                x,
-                inputs.positions,
-                self.config,
-                self.context,
-                position=self.config.position,
-                suffix="_global",
-            )
+            q, k, v = project_qkv(mixer, x, inputs.positions, suffix="_global")
             global_query_kv = cache.global_query_kv.append(k, v, positions)
             query_spec = fold_in_part(score_spec, GLOBAL_QUERIES)
             rows = attend_blockwise(q, *global_query_kv.read(q.dtype), mask, query_spec).y
@@ -408,12 +381,10 @@ class Longformer(Mixer):
         axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
         is_few = 2 * index.shape[1] * config.num_heads <= axes["kv_heads"] * axes["head"]
         if not is_few or config.qk_norm is not None or isinstance(config.position, RoPE):
-            q, k, v = project_qkv(
-                self, x, positions, config, context, position=config.position, suffix="_global"
-            )
+            q, k, v = project_qkv(self, x, positions, suffix="_global")
             return attend_from_tokens(gather_tokens(q, index), k, v, mask, score_spec, index)
         rows = gather_tokens(x, jnp.broadcast_to(index, (x.shape[0], index.shape[1])))
-        q = project_queries(self, rows, config, context, suffix="_global")
+        q = project_queries(self, rows, suffix="_global")
         embed, group_size = {"embed": context.d_model}, config.num_heads // axes["kv_heads"]
         # The key bias is declared although nothing reads it, so that the weights are those of an
         # ordinary projection.

@@ -27,7 +27,6 @@ from transformer.attention.mixer import (
     register_mixer,
 )
 from transformer.attention.projections import MultiHeadConfig, combine_heads
-from transformer.attention.rope import RoPE
 from transformer.attention.variants.feature_map_attention import (
     FeatureMap,
     Features,
@@ -36,7 +35,6 @@ from transformer.attention.variants.feature_map_attention import (
     attend_with_feature_map,
     feature_map_flops,
 )
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import PositiveInt, Seed
 
@@ -78,8 +76,6 @@ class PerformerConfig(MultiHeadConfig):
     redraw_index: Seed = 0
     """Increase it to draw new vectors. They are the mixer's `constants`, inputs of a call, so new
     ones need no recompilation."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys, applied before the feature map."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

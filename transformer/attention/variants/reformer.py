@@ -132,10 +132,10 @@ class Reformer(Mixer):
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:  # [B, T, N, H] each
         """Declare the projections; keys are normalized queries."""
         config = self.config
-        q = project_queries(self, x, config, self.context)
+        q = project_queries(self, x)
         if isinstance(config.position, RoPE):
             q = apply_rope(q, inputs.positions, config.position)
-        return QKV(q, normalize_keys(q), project_values(self, x, config, self.context))
+        return QKV(q, normalize_keys(q), project_values(self, x))
 
     @nn.nowrap
     def buckets(

@@ -220,11 +220,11 @@ class RoutingAttention(Mixer):
     def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
         """Declare the projections and the centroids; clusters do not depend on positions."""
         config, context = self.config, self.context
-        q = layer_norm_without_affine(project_queries(self, x, config, context), context)
+        q = layer_norm_without_affine(project_queries(self, x), context)
         k = q
         if config.balanced:
-            k = layer_norm_without_affine(project_keys(self, x, config, context), context)
-        v = project_values(self, x, config, context)
+            k = layer_norm_without_affine(project_keys(self, x), context)
+        v = project_values(self, x)
         centroids = declare_weight(
             self,
             "centroids",

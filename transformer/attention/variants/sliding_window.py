@@ -22,14 +22,12 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.rope import RoPE
 from transformer.attention.scores import ScaledDotScore, declare_sink_logits
 from transformer.attention.sparse_ops.visible_key_counts import (
     MeanVisibleKeys,
     symmetric_visible_keys,
 )
 from transformer.layers.basic import fold_in
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import ATTENTION_VALUES, reject_requests
 from transformer.validation import (
     Fraction,
@@ -49,8 +47,6 @@ class SlidingWindowConfig(MultiHeadConfig):
     keys after it."""
     dilation: PositiveInt = 1
     """Positions per step. More than 1 widens the window and leaves gaps in it."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys."""
     score: ScaledDotScore = ScaledDotScore()
     """Score of a query and a key."""
     soft_cap: NonNegativeFloat = 0.0
@@ -151,9 +147,7 @@ class SlidingWindowAttention(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(
-            self, x, inputs.positions, self.config, self.context, position=self.config.position
-        )
+        return project_qkv(self, x, inputs.positions)
 
     @nn.nowrap
     def add_window(self, pattern: MaskPattern) -> MaskPattern:

@@ -32,7 +32,6 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec, attend_reference
-from transformer.attention.rope import RoPE
 from transformer.attention.sparse_ops.global_tokens import attend_to_tokens, list_tokens
 from transformer.attention.sparse_ops.mask_tokens import Tokens, query_and_key_tokens
 from transformer.attention.sparse_ops.query_blocks import QUERY_BLOCK_SIZE, map_query_blocks
@@ -41,7 +40,6 @@ from transformer.attention.sparse_ops.visible_key_counts import (
     MeanVisibleKeys,
     symmetric_visible_keys,
 )
-from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import PositiveInt
 
@@ -74,8 +72,6 @@ class SparseTransformerConfig(MultiHeadConfig):
     factorization: Factorization = "merged"
     """merged: each head attends to both components. heads: half of the heads attend to each
     component. local or far: one component only, so that layers can alternate (section 5.2)."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,9 +223,7 @@ class SparseTransformer(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(
-            self, x, inputs.positions, self.config, self.context, position=self.config.position
-        )
+        return project_qkv(self, x, inputs.positions)
 
     @nn.nowrap
     def attend_row(

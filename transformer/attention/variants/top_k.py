@@ -31,7 +31,6 @@ from transformer.attention.projections import (
     project_queries,
 )
 from transformer.attention.reference import ScoreSpec, weighted_values
-from transformer.attention.rope import RoPE
 from transformer.attention.sparse_ops.query_blocks import (
     QUERY_BLOCK_SIZE,
     SAVED_QUERY_BLOCK_RESIDUALS,
@@ -40,7 +39,6 @@ from transformer.attention.sparse_ops.query_blocks import (
 )
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.layers.basic import dropout, fold_in
-from transformer.layers.position_embedding import NoPosition
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import Fraction, PositiveInt
@@ -58,8 +56,6 @@ class TopKConfig(MultiHeadConfig):
 
     keys_per_query: PositiveInt = 64
     """k, keys that a query attends to. A query that sees fewer keys attends to all of them."""
-    position: NoPosition | RoPE = NoPosition()
-    """Position information of queries and keys. Cross attention ignores it."""
     dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
 
@@ -101,11 +97,11 @@ class TopKAttention(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, context = self.config, self.context
+        config = self.config
         mask, cache = inputs.mask, inputs.cache
         if inputs.memory is not None or isinstance(cache, MemoryCache):
-            q = project_queries(self, x, config, context)
-            k, v, cache = project_memory(self, inputs.memory, cache, config, context, q.dtype)
+            q = project_queries(self, x)
+            k, v, cache = project_memory(self, inputs.memory, cache, q.dtype)
         else:
             q, k, v = self.project(x, inputs)
             if cache is not None:
@@ -122,9 +118,7 @@ class TopKAttention(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(
-            self, x, inputs.positions, self.config, self.context, position=self.config.position
-        )
+        return project_qkv(self, x, inputs.positions)
 
     @nn.nowrap
     def score_spec(self, head_dim: int, dropout_rngs: jax.Array | None = None) -> ScoreSpec:

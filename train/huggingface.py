@@ -37,6 +37,7 @@ from train.lora.base_weights import (
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
+from train.runtime.stages import stage
 from train.state import TrainState
 from train.tasks.task_configs import (
     Classification,
@@ -47,7 +48,6 @@ from train.tasks.task_configs import (
     Translation,
 )
 from train.telemetry.event_log import EventLog
-from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
 from transformer.interop.peft import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model

@@ -16,7 +16,7 @@ from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 from transformer.interop.families import express
 from transformer.interop.fields import GENERATION, InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model

@@ -43,14 +43,14 @@ from train.run_folder.lock import RunLock, lock_run_folder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import explain_oom, suggest_remedies
+from train.runtime.progress import ProgressBar
 from train.runtime.signals import PreemptedError, StopRequest
+from train.runtime.stages import Stage, show_stages, stage
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
-from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
-from train.telemetry.stages import Stage, show_stages, stage
 from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,

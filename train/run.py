@@ -20,11 +20,11 @@ from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
+from train.runtime.stages import stage
 from train.tasks.task import SampleOptions, TextCallback
 from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
-from train.telemetry.stages import stage
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:

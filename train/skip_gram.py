@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from train.errors import UserError
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,

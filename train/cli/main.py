@@ -200,7 +200,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
             return 0
         arguments = ["--help"]  # tyro lists the settings, which are those of every W
     from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
-    from train.telemetry.stages import show_stages
+    from train.runtime.stages import show_stages
 
     # `fit` opens a display of its own, since notebooks call it too.
     quiet = verb == "fit" or not {"--json", "--quiet"}.isdisjoint(arguments)

@@ -20,7 +20,7 @@ from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 
 Example = TypeVar("Example")
 Split = TypeVar("Split")

@@ -19,7 +19,7 @@ from train.data.text_files import (
     truncate_documents,
 )
 from train.errors import UserError
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 
 
 class DocumentSplits(Protocol):

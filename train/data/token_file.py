@@ -13,7 +13,7 @@ import numpy as np
 
 from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from train.data.tokenizer_files import (
     make_wordpiece_backend,
 )
 from train.errors import UserError
-from train.telemetry.stages import Stage, stage
+from train.runtime.stages import Stage, stage
 
 if TYPE_CHECKING:
     import tokenizers

@@ -17,7 +17,7 @@ from train.estimate.remedies import PrecisionOption, best_by_precision
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target, require_compiler
 from train.experiment import Experiment
-from train.telemetry.stages import stage
+from train.runtime.stages import stage
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""

@@ -14,7 +14,7 @@ from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from train.telemetry.stages import track
+from train.runtime.stages import track
 from transformer.attention.full import AttentionConfig
 from transformer.layers.moe import MoEConfig
 

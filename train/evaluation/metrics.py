@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from train.engine import MAX_PROGRAMS_IN_FLIGHT, Engine
 from train.experiment import EvaluationConfig
 from train.parallel.sharding import num_shards
+from train.runtime.stages import track
 from train.tasks.task import EvaluationBatches
-from train.telemetry.stages import track
 
 OUTSIDE_TAG = "O"
 

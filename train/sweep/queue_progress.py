@@ -10,11 +10,11 @@ from rich import progress
 from rich.console import Console
 
 from train.errors import printable
+from train.runtime.progress import can_draw_bar
+from train.runtime.stages import format_clock
 from train.runtime.startup import LenientStream
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult, SweepFolder
-from train.telemetry.progress import can_draw_bar
-from train.telemetry.stages import format_clock
 
 TAIL_BYTES = 4096
 """Bytes at the end of metrics.jsonl that hold its last line."""

@@ -48,6 +48,7 @@ from train.evaluation.metrics import (
     score_spans,
 )
 from train.experiment import Experiment
+from train.runtime.stages import track
 from train.step import Batch, LossFn
 from train.tasks.task import (
     Metric,
@@ -61,7 +62,6 @@ from train.tasks.task import (
 )
 from train.tasks.task_configs import Classification, Tagging
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
-from train.telemetry.stages import track
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs

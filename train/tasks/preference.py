@@ -40,12 +40,12 @@ from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.run_folder.writing import write_atomically
+from train.runtime.stages import track
 from train.step import Batch, LossFn
 from train.tasks.instruction import answer_prompts
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels
-from train.telemetry.stages import track
 from transformer.hardware import Hardware
 from transformer.layers.low_rank import LowRankWeight
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, weighted_loss

@@ -29,6 +29,7 @@ from train.evaluation.metrics import (
     tokenized_bleu,
 )
 from train.experiment import Experiment
+from train.runtime.stages import stage
 from train.step import Batch, LossFn
 from train.tasks.task import (
     Metric,
@@ -40,7 +41,6 @@ from train.tasks.task import (
 )
 from train.tasks.task_configs import Translation
 from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
-from train.telemetry.stages import stage
 from transformer.attention.mixer import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.generation.beam_search import BeamSearchConfig

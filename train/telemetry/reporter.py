@@ -14,11 +14,11 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.writing import explain_write_errors
+from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import EventLog
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
-from train.telemetry.progress import ProgressBar
 from train.telemetry.trackers import Trackers
 
 _REFERENCE_PREFIX = "bits_per_byte_"

@@ -10,8 +10,8 @@ from train.config.resolve import unavailable_backends
 from train.doctor.report import accelerator_warnings
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
+from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import installed_versions
-from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -255,7 +255,7 @@ class ConsoleDisplay(TickingDisplay):
         from rich.console import Console
         from rich.table import Column
 
-        from train.telemetry.progress import can_draw_bar
+        from train.runtime.progress import can_draw_bar
 
         # rich asks for a whole file by type, and uses only `write`, `flush` and `isatty`.
         stream: Any = LenientStream()

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from tests.train.telemetry.clock import Clock
-from train.telemetry.progress import LINE_INTERVAL_SECONDS, ProgressBar
-from train.telemetry.stages import format_clock
+from train.runtime.progress import LINE_INTERVAL_SECONDS, ProgressBar
+from train.runtime.stages import format_clock
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from train.errors import printable
-from train.runtime.startup import LenientStream
-from train.telemetry.stages import (
+from train.runtime.stages import (
     DRAW_INTERVAL_SECONDS,
     LinePrinter,
     Stage,
@@ -22,6 +21,7 @@ from train.telemetry.stages import (
     format_clock,
     use_display,
 )
+from train.runtime.startup import LenientStream
 
 LINE_INTERVAL_SECONDS = 30.0
 """Seconds between plain lines, where no bar can be drawn."""

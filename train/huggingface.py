@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
-from train.checkpoint.writer import install_log_filters
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
@@ -35,6 +33,7 @@ from train.lora.base_weights import (
     save_base,
 )
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
@@ -107,7 +106,6 @@ def import_model(
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
         folder is left behind.
     """
-    install_log_filters()
     folder = RunFolder(Path(workdir).expanduser().absolute())
     if Path(folder.path).exists() and any(Path(folder.path).iterdir()):
         raise UserError(f"workdir {workdir}: is not empty; give a new folder")

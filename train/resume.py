@@ -8,15 +8,14 @@ checkpoint of other data or settings is refused (`_restore_state`).
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import (
+from train.checkpoint.manager import (
     NEW_START_REMEDY,
+    CheckpointManager,
+    RestoredCheckpoint,
     SkippedCheckpoint,
     broadcast_integers,
     no_valid_checkpoint_error,
 )
-from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance, explain_library_mismatch
-from train.checkpoint.reader import RestoredCheckpoint
 from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from train.experiment import Experiment
 from train.recovery.rollback_record import RollbackHistory
 from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import check_provenance, explain_library_mismatch
 from train.state import TrainState
 from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog

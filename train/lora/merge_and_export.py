@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
 from train.errors import UserError
 from train.lora.base_weights import load_base
 from train.lora.lora_config import LoRAConfig
 from train.run import Run, for_local_devices, load, read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.telemetry.event_log import EventLog
 from train.warm_start import copy_as, copy_pretrained_files

@@ -15,7 +15,7 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import SETTINGS_FILES, settings_files
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import set_aside_file, write_atomically
+from train.runtime.writing import set_aside_file, write_atomically
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 

@@ -39,8 +39,8 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
-from train.run_folder.writing import write_atomically
 from train.runtime.stages import track
+from train.runtime.writing import write_atomically
 from train.step import Batch, LossFn
 from train.tasks.instruction import answer_prompts
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes

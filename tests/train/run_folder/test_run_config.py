@@ -11,9 +11,9 @@ from tests.train.support import NO_DETECTOR, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
 from train.tasks.task_registry import make_task

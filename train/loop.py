@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.writer import install_log_filters
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
@@ -39,7 +38,7 @@ from train.recovery.detector import DETECTOR_METRICS
 from train.recovery.rollback import Anomaly, AnomalyMonitor
 from train.run import Run, read_final_metrics
 from train.run_folder.folder import RunFolder
-from train.run_folder.lock import RunLock, lock_run_folder
+from train.run_folder.lock import RemoteOwner, lock_run_folder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import explain_oom, suggest_remedies
@@ -115,7 +114,6 @@ def fit(
         experiment, held = hold_data(experiment, data, validation_data)
     elif validation_data is not None:
         raise UserError("validation_data: data is not given; give the training examples as data")
-    install_log_filters()
     enable_compilation_cache()
     with (
         RunFolder.created(workdir or f"runs/{experiment.name}") as folder,
@@ -144,7 +142,9 @@ class _Session(NamedTuple):
 class _TrainingLoop:
     """Loop over the steps of a run, and the evaluations and checkpoints between them."""
 
-    def __init__(self, setup: RunSetup, timer: ActivityTimer, lock: RunLock | None, quiet: bool):
+    def __init__(
+        self, setup: RunSetup, timer: ActivityTimer, lock: RemoteOwner | None, quiet: bool
+    ):
         self.setup, self.timer, self.lock, self.quiet = setup, timer, lock, quiet
         self.experiment, self.engine = setup.experiment, setup.engine
         self.evaluator, self.recovery = setup.evaluator, setup.recovery

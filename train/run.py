@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance, collect_provenance
-from train.checkpoint.writer import install_log_filters
 from train.config.io import experiment_from_dict
 from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer
@@ -18,6 +16,7 @@ from train.evaluation.eval_weights import load_eval_weights
 from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
+from train.run_folder.provenance import check_provenance, collect_provenance
 from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
@@ -281,7 +280,6 @@ def load(
     Raises:
       UserError: there is no run or no such checkpoint, or it does not belong to the run.
     """
-    install_log_filters()
     folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)
@@ -289,7 +287,14 @@ def load(
     tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
     if tokenizer is not None:
         check_vocab_size(experiment, tokenizer, str(folder.tokenizer), padded=True)
-    engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
+    hardware = mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
+    engine = make_engine(experiment, hardware)
     verify = experiment.checkpoint.verify
 
     provenance = collect_provenance(saved, tokenizer, labels)

@@ -148,23 +148,22 @@ def run_fit(arguments: list[str]) -> int:
     help_text = f"{MESH_AUTO_HELP}\n\n{INIT_MODEL_HELP}"
     options = parse_config_verb("fit", arguments, FitArguments, help_text, change)
     from train.loop import fit
-    from train.parallel.distributed import explain_lost_peers, initialize_distributed
+    from train.parallel.distributed import initialize_distributed
     from train.telemetry.goodput import process_start_time
 
     initialize_distributed()
     experiment = _with_best_mesh(options) if mesh_auto else options.experiment
-    with explain_lost_peers():
-        quiet = options.quiet or json_wanted
-        run = fit(
-            experiment,
-            options.workdir,
-            init_from=options.init_from,
-            init_only=options.init_only,
-            init_adapter=options.init_adapter,
-            from_scratch=options.from_scratch,
-            quiet=quiet,
-            start_time=process_start_time(),
-        )
+    quiet = options.quiet or json_wanted
+    run = fit(
+        experiment,
+        options.workdir,
+        init_from=options.init_from,
+        init_only=options.init_only,
+        init_adapter=options.init_adapter,
+        from_scratch=options.from_scratch,
+        quiet=quiet,
+        start_time=process_start_time(),
+    )
     if json_wanted:
         print_json({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics})
     return 0

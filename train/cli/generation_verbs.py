@@ -54,11 +54,12 @@ def run_sample(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
-    from train.run import load, read_experiment, sample
+    from train.assembly import make_task
+    from train.run import load, sample
     from train.run_folder.folder import RunFolder
+    from train.run_folder.run_config import read_experiment
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
     from train.tasks.task import SampleOptions
-    from train.tasks.task_registry import make_task
     from transformer.generation.sampling import SamplingConfig
 
     # From the settings alone: an option without effect is refused before weights are loaded.
@@ -152,16 +153,18 @@ def run_score(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "score")
     options = parse(ScoreArguments, arguments, verb="score W")
-    from train.evaluation.metrics import perplexity
-    from train.evaluation.text_scores import score_texts
+    from train.assembly import make_task
     from train.run import load
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+    from train.tasks.evaluation import perplexity
+    from train.tasks.text_scores import score_texts
 
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
+    run = load(workdir, step=options.step)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
-        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+        scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
     if json_wanted:
         print_json({"log_likelihood": totals, "tokens": counts})

@@ -151,7 +151,7 @@ def run_reference(arguments: list[str]) -> int:
         if getattr(options, name) < least:
             flag, value = name.replace("_", "-"), getattr(options, name)
             raise UsageError(f"--{flag} {value}: is too small; give {least} or more")
-    from train.tasks.preference import add_reference
+    from train.dpo_reference import add_reference
 
     count = add_reference(
         workdir,

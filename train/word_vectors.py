@@ -79,7 +79,7 @@ def _read_text(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]
             # A few words of GloVe have spaces: the numbers are counted from the end.
             word, numbers = b" ".join(fields[:-width]), list(map(float, fields[-width:]))
         except ValueError:
-            word = b""
+            word, numbers = b"", []
         if not (width > 0 and word):
             raise UserError(
                 f"{place} line {number}: is not a word and {max(width, 1)} numbers; give word "

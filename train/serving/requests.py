@@ -21,6 +21,9 @@ from transformer.validation import Bounds, PositiveInt, Seed, check_settings
 MAX_ANSWERS = 128
 """Most answers to one request, of all its prompts together. They are computed as one batch."""
 
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation: a template takes seconds for more."""
+
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Most stop strings, and characters of one: every piece of text is compared with all."""
 
@@ -146,8 +149,8 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     """
     body = _check_fields(body, CHAT_FIELDS)
     messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("messages: are missing; give a list with at least one", "messages")
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages: give a list of 1 to {MAX_MESSAGES} messages", "messages")
     with as_request_errors("messages"):
         parsed = tuple(parse_message(f"messages[{i}]", each) for i, each in enumerate(messages))
     with as_request_errors("tools"):

@@ -184,7 +184,7 @@ BUGS = (
     Bug(
         "weight decay of biases and gains too",
         "train/optim/optimizer.py",
-        "optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))",
+        "optax.add_decayed_weights(weight_decay, mask=is_matrix)",
         "optax.add_decayed_weights(weight_decay)",
         "train/optim",
     ),

@@ -46,11 +46,11 @@ class RunFolder:
     checkpoints = _Entry("checkpoints")
     """Checkpoints, a folder for each saved step (`train.checkpoint`)."""
     base_weights = _Entry("base")
-    """Frozen weights of a LoRA run (`train.lora.base_weights`)."""
+    """Frozen weights of a LoRA run (`train.run_folder.base_weights`)."""
     pretrained = _Entry("huggingface")
     """Small files of the Hugging Face model that the weights come from, if any."""
     rollback_record = _Entry("recovery.json")
-    """Rollbacks of the run (`train.recovery.rollback`)."""
+    """Rollbacks of the run (`train.rollback`)."""
     anomaly_states = _Entry("spikes")
     """States at anomalies, saved for inspection, a folder for each step."""
     lock = _Entry("owner.lock")

@@ -15,7 +15,7 @@ from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import load_eval_weights
-from train.experiment import Experiment, check_seed
+from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
@@ -26,6 +26,7 @@ from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
+from transformer.validation import check_seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,6 +16,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from train.optim.optimizer import Optimizer, add_weight_decay, is_axes, pick_entry
+from transformer.validation import NonNegativeFloat
 
 if TYPE_CHECKING:
     import jax
@@ -36,16 +37,16 @@ class Adafactor(Optimizer):
 
     kind: ClassVar[str] = "adafactor"
 
-    decay_rate: float = 0.8
+    decay_rate: NonNegativeFloat = 0.8
     """Exponent c of the decay 1 - t^-c of the mean squares at step t (section 7.2)."""
-    clip_threshold: float = 1.0
+    clip_threshold: NonNegativeFloat = 1.0
     """Largest root mean square (RMS) of a layer's update; larger updates are scaled down to it
     (section 6). 0: no limit."""
     scale_parameter: bool = True
     """Multiply each update by the RMS of the layer's weights (section 8)."""
-    min_parameter_scale: float = 1e-3
+    min_parameter_scale: NonNegativeFloat = 1e-3
     """Lower limit of that RMS, so that weights that are 0 can change (epsilon_2 of the paper)."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from train.optim.optimizer import Optimizer, add_weight_decay, is_axes, pick_entry
+from transformer.validation import Fraction, NonNegativeFloat
 
 if TYPE_CHECKING:
     import jax
@@ -28,13 +29,13 @@ class AdamW8bit(Optimizer):
 
     kind: ClassVar[str] = "adamw8bit"
 
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay rate of the mean of the gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Decay rate of the mean of their squares."""
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
     """Added to the root in the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:

@@ -6,10 +6,10 @@ both.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from train.optim.optimizer import Optimizer, is_axes, is_hidden_matrix
-from transformer.validation import check_at_least, check_choice
+from transformer.validation import Fraction, Mark, NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
     import optax
@@ -26,28 +26,22 @@ class Muon(Optimizer):
 
     kind: ClassVar[str] = "muon"
 
-    ns_steps: int = 5
+    ns_steps: PositiveInt = 5
     """Newton-Schulz iterations that orthogonalize a matrix."""
     preconditioning: Preconditioning = "frobenius"
     """Scaling that brings all singular values to at most 1 before the first iteration. frobenius:
     divide by the norm of the matrix. aol: one factor for each row, which saves about one iteration
     (Boissin et al. 2025, Turbo-Muon)."""
-    momentum: float = 0.95
+    momentum: Annotated[Fraction, Mark.SWITCHES_STATE] = 0.95
     """Decay rate of the accumulated gradients of matrices."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Adam: decay rate of the mean of the gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Adam: decay rate of the mean of their squares."""
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
     """Adam: added to the root in the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix of a layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("optimizer.ns_steps", self.ns_steps, 1)
-        known = get_args(Preconditioning)
-        check_choice("optimizer.preconditioning", self.preconditioning, known)
 
     def make(self, axes: Any) -> "optax.GradientTransformation":
         import jax

@@ -9,31 +9,21 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformer.validation import check_at_least, check_fraction
+from train.settings import Settings
+from transformer.validation import NonNegativeFloat
 
 if TYPE_CHECKING:
     import optax
 
-DECAY_RATE_FIELDS = ("beta1", "beta2", "momentum")
-"""Fields that are decay rates of a moving average, in [0, 1). Other numbers are 0 or more."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(abc.ABC):
+class Optimizer(Settings, abc.ABC, part="optimizer"):
     """Hyperparameters of an optimizer, with the optax transformation that they make."""
 
     kind: ClassVar[str]
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """Largest global norm of the gradients; larger gradients are scaled down to it. 0: no limit."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            name, value = f"optimizer.{field.name}", getattr(self, field.name)
-            if field.name in DECAY_RATE_FIELDS:
-                check_fraction(name, value)
-            elif not isinstance(value, str | bool):
-                check_at_least(name, value, 0)
 
     @abc.abstractmethod
     def make(

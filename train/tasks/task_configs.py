@@ -7,7 +7,7 @@ The command line reads this module for `--help`, so it stays cheap to import.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from train.data.data_config import ArrayDataConfig, DataConfig, TextDataConfig
 from train.data.example_configs import (
@@ -20,16 +20,24 @@ from train.data.example_configs import (
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
+from train.settings import Settings
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import Pooling
-from transformer.validation import check_at_least, check_fraction, check_settings
+from transformer.validation import (
+    Bounds,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 if TYPE_CHECKING:
     from train.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Settings, part="task"):
     """Interface of a task's settings: a frozen dataclass, saved under its class name.
 
     Attributes:
@@ -97,19 +105,12 @@ class PreferenceOptimization(TaskConfig):
 
     data_configs = (PreferenceDataConfig,)
 
-    beta: float = 0.1
+    beta: PositiveFloat = 0.1
     """Strength of the pull towards the reference."""
 
     reference: Literal["base", "data"] = "base"
     """base: the model without its LoRA adapter. data: the log-likelihoods that the pairs have
     (`python -m train reference`), also for training of all weights."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, "task")
-        if not self.beta > 0:
-            raise ValueError(f"task.beta {self.beta}: give a positive number")
-        if self.reference not in ("base", "data"):
-            raise ValueError(f"task.reference {self.reference!r}: give base or data")
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
@@ -121,27 +122,20 @@ class MaskedLanguageModeling(TaskConfig):
 
     data_configs = (TextDataConfig,)
 
-    mlm_probability: float = 0.15
+    mlm_probability: Annotated[float, Bounds(above=0, maximum=1)] = 0.15
     """Fraction of the tokens that are selected for prediction, in (0, 1]."""
-    mask_replace_prob: float = 0.8
+    mask_replace_prob: NonNegativeFloat = 0.8
     """Fraction of the selected tokens that are replaced by the mask token."""
-    random_replace_prob: float = 0.1
+    random_replace_prob: NonNegativeFloat = 0.1
     """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
 
     def __post_init__(self) -> None:
-        check_settings(self, "task")
-        if not 0 < self.mlm_probability <= 1:
-            raise ValueError(
-                f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"
-            )
+        super().__post_init__()
         # Chosen tokens that are neither masked nor replaced stay as they are.
-        if (
-            min(self.mask_replace_prob, self.random_replace_prob) < 0
-            or self.mask_replace_prob + self.random_replace_prob > 1
-        ):
-            raise ValueError(
+        if self.mask_replace_prob + self.random_replace_prob > 1:
+            raise UsageError(
                 f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob "
-                f"{self.random_replace_prob}: give fractions of at least 0 that sum to at most 1"
+                f"{self.random_replace_prob}: give fractions that sum to at most 1"
             )
 
     def check(self, experiment: Experiment) -> None:
@@ -160,21 +154,16 @@ class Classification(TaskConfig):
     data_configs = (ClassificationDataConfig, ListOpsDataConfig)
     predicts_labels = True
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of labels, C. 0: as many as the training data have."""
     pooling: Pooling = "first"
     """Vector that the label is predicted from: of the first token (a start token), or the mean or
     the maximum over all tokens."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
-    word_dropout: float = 0.0
+    word_dropout: Fraction = 0.0
     """Probability that a token of a training text is left out: it is masked like padding, in
     [0, 1) (Iyyer et al. 2015, section 2.3)."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
-        check_fraction("task.word_dropout", self.word_dropout)
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
@@ -192,24 +181,19 @@ class FeatureClassification(TaskConfig):
 
     data_configs = (FeatureDataConfig,)
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of labels, C. 0: as many as the data have, in all splits."""
-    num_features: int = 0
+    num_features: NonNegativeInt = 0
     """Numbers of a position, I. 0: as many as the training data have."""
     pooling: Pooling = "mean"
     """Vector that the label is predicted from: of the first position, or the mean or the maximum
     over all of them."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
     has_adjacency: bool | None = None
     """Examples are graphs with an adjacency each. None: if those of training are."""
     use_adjacency: bool = True
     """Graphs: attend along edges alone. False: every node attends to every other."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_at_least("task.num_features", self.num_features, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
@@ -223,14 +207,10 @@ class Tagging(TaskConfig):
     data_configs = (TokenLabelDataConfig,)
     predicts_labels = True
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of tags, C. 0: as many as the training data have."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of each token's vector, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
@@ -242,13 +222,13 @@ class Translation(TaskConfig):
 
     data_configs = (BitextDataConfig,)
 
-    label_smoothing: float = 0.1
+    label_smoothing: Fraction = 0.1
     """Probability mass spread evenly over the vocabulary (Vaswani et al. 2017, section 5.4)."""
-    num_beams: int = 5
+    num_beams: PositiveInt = 5
     """Hypotheses kept at each step of beam search. 1: greedy decoding."""
-    length_penalty: float = 0.6
+    length_penalty: NonNegativeFloat = 0.6
     """Exponent a: hypotheses of n tokens score log p / ((5 + n) / 6)^a (Wu et al. 2016, 7)."""
-    extra_length: int = 50
+    extra_length: NonNegativeInt = 50
     """Longest translation, in tokens beyond the length of its source."""
     start_token: str = ""
     """Token that the decoder reads first. Empty: that of an imported model's files, such as the
@@ -256,12 +236,6 @@ class Translation(TaskConfig):
     compute_bleu: Literal["end", "always"] = "end"
     """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
     The others report the loss alone."""
-
-    def __post_init__(self) -> None:
-        check_fraction("task.label_smoothing", self.label_smoothing)
-        check_at_least("task.num_beams", self.num_beams, 1)
-        check_at_least("task.length_penalty", self.length_penalty, 0)
-        check_at_least("task.extra_length", self.extra_length, 0)
 
     def check(self, experiment: Experiment) -> None:
         if experiment.model.encoder is None:

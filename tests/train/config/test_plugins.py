@@ -17,7 +17,7 @@ from train.config.plugins import check_imports, import_installed_plugins, import
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
-from train.optim.schedules import SCHEDULES, LearningRateSchedule
+from train.optim.schedules import SCHEDULES, LearningRateSchedule, ScheduleConfig
 from train.tasks.task_registry import DATASETS, TASKS
 from transformer.attention.mixer import MIXERS
 
@@ -173,7 +173,7 @@ def test_settings_survive_a_round_trip(package: Path) -> None:
 def test_shipped_schedules_keep_their_form(package: Path) -> None:
     plain = experiment_to_dict(Experiment())
     assert list(plain["schedule"])[:2] == ["kind", "learning_rate"]
-    assert classes_by_kind(LearningRateSchedule) == {}
+    assert set(classes_by_kind(LearningRateSchedule).values()) == {ScheduleConfig}
     import_modules(["mypackage.parts"], "--import")
     assert set(classes_by_kind(LearningRateSchedule)) == set(SCHEDULES)
     assert experiment_to_dict(Experiment()) == plain
@@ -188,7 +188,8 @@ def test_a_schedule_is_chosen_by_flags(package: Path, capsys: Capture) -> None:
     refused = command(capsys, *describe, "--schedule.warmup-steps", "3", *RATES)
     assert (refused.status, "--schedule.warmup-steps" in refused.error) == (2, True)
     result = command(capsys, *describe, "--schedule.kind", "square")
-    assert result.error.startswith("error: schedule.kind square: is unknown; give one of cosine, ")
+    assert result.status == 2
+    assert all(each in result.error for each in ("--schedule.kind", "'square'", "'cosine'"))
 
 
 def test_a_config_file_imports_its_neighbors(

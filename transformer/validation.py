@@ -377,9 +377,3 @@ def check_at_least(name: str, value: Any, minimum: float) -> None:
     """Raise ValueError unless a setting is a finite number of at least `minimum`."""
     if problem := _problem(value, Annotated[float, Bounds(minimum)]):
         raise ValueError(f"{name} {_shown(value)}: {problem}")
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise ValueError unless a setting is in [0, 1)."""
-    if problem := _problem(value, Fraction):
-        raise ValueError(f"{name} {_shown(value)}: {problem}")

@@ -9,21 +9,22 @@ import re
 from typing import Annotated, Literal
 
 from train.data.data_config import DataConfig, TextDataConfig
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError, as_usage_errors
-from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
 from train.settings import Settings
-from train.tasks.task_configs import LanguageModeling, TaskConfig
+from train.state import EmaConfig, LossScaleConfig
+from train.tasks.language_modeling import LanguageModeling
+from train.tasks.task import TaskConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.config import TransformerConfig
 from transformer.validation import (
     MAX_INTEGER,
     Bounds,
-    Fraction,
     Mark,
     NonNegativeInt,
     PositiveInt,
@@ -120,40 +121,12 @@ class TrackingConfig(Settings, part="tracking"):
 
 
 @dataclasses.dataclass(frozen=True)
-class EmaConfig(Settings, part="ema"):
-    """Exponential moving average (EMA) of the weights, used for evaluation."""
-
-    decay: Annotated[Fraction, Mark.RESUMABLE, Mark.SWITCHES_STATE] = 0.0
-    """Factor of the old average in each update, close to 1. 0: keep no average."""
-
-
-@dataclasses.dataclass(frozen=True)
 class EarlyStoppingConfig(Settings, part="early_stopping"):
     """End of training before the last step, when evaluations stop improving."""
 
     patience: NonNegativeInt = 0
     """Consecutive evaluations without improvement after which training stops. The run then keeps
     the weights of its best evaluation. 0: never stop early."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LossScaleConfig(Settings, part="loss_scale"):
-    """Dynamic loss scaling. Active only if the precision policy computes in float16."""
-
-    init_scale: Annotated[float, Bounds(1)] = 2.0**15
-    """Factor of the loss in the first step."""
-    growth_interval: Annotated[PositiveInt, Mark.RESUMABLE] = 2000
-    """Consecutive steps without overflow after which the scale doubles."""
-    max_scale: Annotated[float, Mark.RESUMABLE] = 2.0**24
-    """Upper limit of the scale."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init_scale > self.max_scale:
-            raise UsageError(
-                f"loss_scale.init_scale {self.init_scale}: give at most loss_scale.max_scale "
-                f"{self.max_scale}"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,7 +288,7 @@ class Experiment(Settings):
                 f"task {task}: needs data of class {names}, not {type(self.data).__name__}; set "
                 "data to one"
             )
-        self.task.check(self)
+        self.task.check(self.model)
         for name in ("stride", "compression_baselines"):
             if getattr(self.evaluation, name) and not self.data.is_text:
                 raise UsageError(f"evaluation.{name}: works for running text only; leave it out")

@@ -43,17 +43,16 @@ def commands_page() -> str:
         docs, hints = field_docs(options), get_type_hints(options, include_extras=True)
         rows = []
         for field in dataclasses.fields(options):
-            hint, metadata = hints[field.name], ()
-            if get_origin(hint) is Annotated:
-                hint, *metadata = get_args(hint)
+            hint = hints[field.name]
+            is_annotated = get_origin(hint) is Annotated
+            metadata = get_args(hint)[1:] if is_annotated else ()
+            hint = get_args(hint)[0] if is_annotated else hint
             # The settings of an experiment have a page; arguments without a flag are in the usage.
             if hint is Experiment or tyro.conf.Positional in metadata or field.name == "json":
                 continue
             kind, default = describe_field(field, hint)
-            flag = next(
-                (name for each in metadata if (name := getattr(each, "name", None))),
-                field.name.replace("_", "-"),
-            )
+            renamed = [each.name for each in metadata if getattr(each, "name", None)]
+            flag = "".join(renamed) or field.name.replace("_", "-")
             rows.append(
                 f"| `--{flag}` | {kind} | {default} | {one_line(docs.get(field.name, ''))} |"
             )

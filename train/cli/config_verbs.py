@@ -22,13 +22,13 @@ from train.estimate.plan_tables import print_plan
 from train.estimate.search import with_best_mesh
 from train.estimate.target import local_target, parse_target
 from train.experiment import Experiment
-from train.loop import fit
+from train.fitting import fit
 from train.parallel.distributed import explain_lost_peers, initialize_distributed
-from train.run import read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.startup import program_name
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from train.telemetry.goodput import process_start_time
 from train.word_vectors import is_word_vector_file
 from transformer.precision import AUTO_POLICY

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import tyro
 
 from train.cli.parsing import JsonArguments, Workdir, parse, print_json
+from train.dpo_reference import add_reference
 from train.huggingface import import_model
 from train.huggingface_export import export_run
 from train.lora.merge_and_export import merge_run
-from train.tasks.preference import add_reference
 from transformer.validation import Bounds, PositiveInt
 
 

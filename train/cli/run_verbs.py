@@ -5,13 +5,12 @@ from typing import Annotated
 
 import tyro
 
+from train.assembly import make_task
 from train.cli.parsing import JsonArguments, RunArguments, Workdir, parse, print_json
 from train.doctor.report import run_checks
 from train.errors import UsageError, UserError
-from train.evaluation.evaluator import evaluate_run
 from train.run import load
 from train.run_folder.folder import RunFolder
-from train.tasks.task_registry import make_task
 from train.telemetry.goodput import (
     ACTIVITY_DESCRIPTIONS,
     compute_goodput,
@@ -36,7 +35,7 @@ def run_evaluate(arguments: list[str]) -> int:
     """Print a run's metrics; return the exit status."""
     options = parse(EvaluateArguments, arguments, verb="evaluate")
     run = load(options.workdir, step=options.step, average_checkpoints=options.average_checkpoints)
-    metrics, notes = evaluate_run(run, options.split), make_task(run.experiment).metric_notes
+    metrics, notes = run.evaluate(options.split), make_task(run.experiment).metric_notes
     if options.json:
         print_json({"step": run.step, "split": options.split, **metrics, **notes})
     else:

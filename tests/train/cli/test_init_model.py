@@ -10,7 +10,7 @@ from train.cli.config_verbs import FitArguments, parse_config_verb
 from train.config.experiment_files import find_experiment
 from train.errors import UsageError
 from train.run_folder.folder import RunFolder
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 
 
 def test_model_and_first_token_of_the_decoder(

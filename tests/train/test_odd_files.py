@@ -10,11 +10,12 @@ import pytest
 from tests.train.object_store import bucket as bucket
 from tests.train.support import tiny
 from train.config.experiment_files import find_experiment
-from train.data.bounded_files import iter_lines, read_bytes
+from train.files import iter_lines, read_bytes
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.disk_cache import cache_folder
-from train.data.files import TextFile, expand_path
+from train.files import cache_folder
+from train.files import expand_path
+from train.data.files import TextFile
 from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError

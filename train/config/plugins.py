@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from train.data.files import expand_user
+from train.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import TASKS

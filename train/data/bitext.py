@@ -21,7 +21,7 @@ from train.data.examples import (
     with_leading_space,
 )
 from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
-from train.data.http_files import SCHEMES
+from train.files import HTTP_SCHEMES
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
@@ -121,7 +121,7 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     languages = (config.source_lang, config.target_lang)
 
     def two_files(start: str) -> list[TextFile]:
-        if start.startswith(SCHEMES):  # an address is that of one file
+        if start.startswith(HTTP_SCHEMES):  # an address is that of one file
             return []
         files = [find_optional_file(f"{start}.{ending}") for ending in languages]
         return [file for file in files if file is not None]

@@ -12,7 +12,7 @@ import numpy as np
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
 from train.data.data_config import TokenizerConfig
-from train.data.disk_cache import cache_key
+from train.files import cache_key
 from train.data.example_configs import ExampleDataConfig
 from train.data.files import SPLITS, Notes, TextFile, find_splits
 from train.data.rows import located_rows

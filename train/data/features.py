@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from train.data.arrays import Arrays
-from train.data.bounded_files import too_large_error
+from train.files import too_large_error
 from train.data.example_configs import FeatureDataConfig
 from train.data.files import find_file
 from train.errors import UserError, as_damaged, as_user_error

@@ -17,7 +17,7 @@ from train.data.corpus import (
     prepare_tokenizer,
 )
 from train.data.data_config import SourceConfig, TextDataConfig
-from train.data.disk_cache import cache_folder, cache_key
+from train.files import cache_folder, cache_key
 from train.data.files import SPLITS, Notes
 from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches

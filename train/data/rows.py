@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from train.data.bounded_files import iter_lines, read_all, too_large_error
+from train.files import iter_lines, read_all, too_large_error
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
 from train.runtime.local_hardware import host_memory_bytes

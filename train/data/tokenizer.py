@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.files import expand_path
+from train.files import expand_path
 from train.data.tokenizer_files import (
     component_spec,
     load_backend_tokenizer,
@@ -28,7 +28,7 @@ from train.errors import UserError, as_user_error
 if TYPE_CHECKING:
     import tokenizers
 
-    from train.data.files import AnyPath
+    from train.files import AnyPath
 
 CHUNK_CHARACTERS = 1 << 16
 

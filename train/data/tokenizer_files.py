@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.data.bounded_files import MAX_VOCABULARY_BYTES, read_bytes
-from train.data.files import AnyPath, expand_path
+from train.files import MAX_VOCABULARY_BYTES, read_bytes
+from train.files import AnyPath, expand_path
 from train.data.tokenizer_settings import (
     ROLES,
     AddedToken,

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from train.data.bounded_files import MAX_SETTINGS_BYTES, read_bytes
-from train.data.files import AnyPath
+from train.files import MAX_SETTINGS_BYTES, read_bytes
+from train.files import AnyPath
 from train.errors import UserError
 
 TEMPLATE_FILE = "chat_template.jinja"

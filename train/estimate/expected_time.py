@@ -19,7 +19,7 @@ import importlib.resources
 import tomllib
 from typing import Any, NamedTuple
 
-from train.data.files import expand_path
+from train.files import expand_path
 from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.chips import CHIPS, Chip
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from train.data.files import AnyPath, expand_path
+from train.files import AnyPath, expand_path
 from train.errors import UserError, as_damaged, as_user_error
 from train.run_folder.writing import explain_write_errors
 

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 
 # The temporary files of `replace` begin with a dot, and do not match.
 _LEASE_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from train.errors import UserError
 
 if TYPE_CHECKING:
-    from train.data.files import AnyPath
+    from train.files import AnyPath
 
 
 def is_local(path: AnyPath) -> bool:

@@ -72,7 +72,7 @@ def enable_compilation_cache() -> None:
     """
     import jax
 
-    from train.data.disk_cache import user_cache_folder
+    from train.files import user_cache_folder
 
     # JAX's type stubs do not list the attributes of its configuration.
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from train.data.files import expand_path
+from train.files import expand_path
 from train.errors import UserError, as_user_error
 from train.scaling.laws import (
     Interval,

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.errors import as_user_error
 from train.run_folder.writing import explain_write_errors
 

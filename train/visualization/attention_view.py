@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from train.data.files import expand_path
+from train.files import expand_path
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError, as_user_error
 from train.run import Run

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.train.object_store import bucket as bucket
-from train.data.files import expand_path
+from train.files import expand_path
 from train.errors import UserError
 from train.telemetry import event_log
 from train.telemetry.event_log import EventLog

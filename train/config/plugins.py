@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from train.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
+from train.files import expand_user
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import TASKS
 from transformer.attention.mixer import MIXERS, MixerConfig

@@ -21,12 +21,12 @@ from train.data.examples import (
     with_leading_space,
 )
 from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
-from train.files import HTTP_SCHEMES
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.files import HTTP_SCHEMES
 
 
 class SentencePair(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
 from train.data.data_config import TokenizerConfig
-from train.files import cache_key
 from train.data.example_configs import ExampleDataConfig
 from train.data.files import SPLITS, Notes, TextFile, find_splits
 from train.data.rows import located_rows
@@ -20,6 +19,7 @@ from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
+from train.files import cache_key
 from train.runtime.stages import stage
 
 Example = TypeVar("Example")

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from train.data.arrays import Arrays
-from train.files import too_large_error
 from train.data.example_configs import FeatureDataConfig
 from train.data.files import find_file
 from train.errors import UserError, as_damaged, as_user_error
+from train.files import too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples

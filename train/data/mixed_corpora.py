@@ -17,7 +17,6 @@ from train.data.corpus import (
     prepare_tokenizer,
 )
 from train.data.data_config import SourceConfig, TextDataConfig
-from train.files import cache_folder, cache_key
 from train.data.files import SPLITS, Notes
 from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches
@@ -27,6 +26,7 @@ from train.data.text_splits import TextSplits, find_sources
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
+from train.files import cache_folder, cache_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -357,7 +357,7 @@ def interleave_documents(
         if document is None:
             del readers[number]
             continue
-        characters[number] += len(document.text)
+        characters[number] += document.num_characters
         yield document
 
 

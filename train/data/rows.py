@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from train.files import iter_lines, read_all, too_large_error
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
+from train.files import iter_lines, read_all, too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 FORMATS_PAGE = "docs/tasks.md"
@@ -33,6 +33,8 @@ TextForm = Literal["lines", "cells"]
 """What plain text is: a row a line, or separated cells."""
 
 _BUFFER_BYTES = 2**17
+_PIECE_BYTES = 2**20
+_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
 _MAX_ROW_BYTES = 2**28  # limit of one line of JSON lines
 _BATCH_ROWS = 1024
@@ -332,10 +334,36 @@ def read_text(stream: IO[bytes], file: TextFile, encoding: str = "utf-8") -> str
         with contextlib.suppress(UnicodeDecodeError):
             return encoded.decode("utf-8-sig")
     try:
-        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+        return encoded.decode(encoding).removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = encoded.count(b"\n", 0, error.start)
-        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
+        raise _not_encoded(line_location(file, line), error, encoding, 0) from error
+
+
+def read_pieces(file: TextFile) -> Iterator[str]:
+    """Yield the text of a file of UTF-8 in pieces, without a byte order mark.
+
+    Raises:
+      UserError: It cannot be read, it is plainly no text, or it is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    num_lines = num_bytes = 0
+    with open_decompressed(file) as stream:
+        while True:
+            encoded = stream.read(_PIECE_BYTES)
+            if not num_bytes:
+                _check_zero_bytes(encoded[:_BUFFER_BYTES], file)
+            try:
+                piece = decoder.decode(encoded, final=not encoded)
+            except UnicodeDecodeError as error:
+                line = num_lines + error.object.count(b"\n", 0, error.start)
+                offset = num_bytes + len(encoded) - len(error.object)
+                raise _not_encoded(line_location(file, line), error, "utf-8", offset) from error
+            yield piece if num_bytes else piece.removeprefix(_BYTE_ORDER_MARK)
+            if not encoded:
+                return
+            num_lines += piece.count("\n")
+            num_bytes += len(encoded)
 
 
 def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) -> bytes:
@@ -345,21 +373,24 @@ def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) ->
     if size > limit:
         raise too_large_error(file.path, size, limit)
     start = stream.read(_BUFFER_BYTES)
+    if not allow_zero_bytes:
+        _check_zero_bytes(start, file)
+    return start + read_all(stream, file.path, limit)
+
+
+def _check_zero_bytes(start: bytes, file: TextFile) -> None:
     zeros = start.count(0)
-    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
+    if zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
         raise UserError(
             f"{file.path}: is not text ({zeros} of its first {len(start)} bytes are 0); leave "
             "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
-    return start + read_all(stream, file.path, limit)
 
 
-def _not_encoded(
-    location: str, encoded: bytes, error: UnicodeDecodeError, encoding: str, offset: int
-) -> UserError:
+def _not_encoded(location: str, error: UnicodeDecodeError, encoding: str, offset: int) -> UserError:
     return UserError(
         f"{location}: not {encoding.upper()} at byte {offset + error.start} of the file "
-        f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), set "
+        f"(0x{error.object[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), set "
         "data.encoding where there is one, or leave the file out with a glob"
     )
 
@@ -401,9 +432,9 @@ def _json_lines(stream: IO[bytes], file: TextFile, start: RecordPosition) -> Ite
         location = line_location(file, number - 1)
         try:
             # The mark may stand at the start of any line: files are joined.
-            text = line.decode().lstrip("\N{ZERO WIDTH NO-BREAK SPACE}")
+            text = line.decode().lstrip(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
-            raise _not_encoded(location, line, error, "utf-8", offset) from error
+            raise _not_encoded(location, error, "utf-8", offset) from error
         offset += len(line)
         if text and not text.isspace():
             yield Row(RecordPosition(offset, number), number, location, parse_json(text, location))

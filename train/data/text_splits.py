@@ -200,11 +200,13 @@ class TailHoldout:
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """See `Holdout`."""
         before = 0
-        for name, text in documents:
-            cut = min(max(self.start - before, 0), len(text))
-            before += len(text)
-            if part := text[cut:] if held_out else text[:cut]:
-                yield Document(name, part)
+        for document in documents:
+            size = document.num_characters
+            cut = min(max(self.start - before, 0), size)
+            before += size
+            start, stop = (cut, size) if held_out else (0, cut)
+            if start < stop:
+                yield document.part(start, stop)
 
 
 class TextSplits:
@@ -256,8 +258,11 @@ class TextSplits:
         sizes = []
         with stage("reading the text", source.estimate_characters()) as progress:
             for document in source.documents():
-                sizes.append((document.name, len(document.text)))
-                progress.advance(len(document.text))
+                size = 0
+                for piece in document.pieces():
+                    size += len(piece)
+                    progress.advance(len(piece))
+                sizes.append((document.name, size))
         # Of a single document only a part can be held out: its end.
         if self._config.split_method == "documents" and len(sizes) > 1:
             return DocumentHoldout(choose_held_out_documents(sizes, fraction))

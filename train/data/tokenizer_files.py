@@ -11,8 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.files import MAX_VOCABULARY_BYTES, read_bytes
-from train.files import AnyPath, expand_path
+from train.data.sentencepiece_model import make_backend, read_model
 from train.data.tokenizer_settings import (
     ROLES,
     AddedToken,
@@ -22,6 +21,7 @@ from train.data.tokenizer_settings import (
     decode_text,
 )
 from train.errors import UserError, as_user_error
+from train.files import MAX_VOCABULARY_BYTES, AnyPath, expand_path, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,8 +95,6 @@ def _kind_of_vocabulary(file: AnyPath) -> Vocabulary:
 
 def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load a SentencePiece model, with the tokens that the files beside it add."""
-    from train.data.sentencepiece_model import make_backend, parse_model
-
     if file.match("*.spm"):  # Marian
         raise UserError(
             f"{file}: is a SentencePiece model of one side of a translation; give a tokenizer.json "
@@ -108,14 +106,16 @@ def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
             "installed, AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes "
             "tokenizer.json"
         )
+    named = {each.text for each in files.added_tokens if each.special}
     try:
-        model = parse_model(read_bytes(file, MAX_VOCABULARY_BYTES))
+        model = read_model(
+            read_bytes(file, MAX_VOCABULARY_BYTES), {*named, *files.special_tokens.values()}
+        )
     except ValueError as error:
         raise UserError(f"{file}: {error}; fetch it again, or give a tokenizer.json") from error
     added = files.added_tokens or files.sentinels(len(model.pieces))
-    special = {each.text for each in added if each.special} | {*files.special_tokens.values()}
     with tokenizer_errors(str(file)):
-        backend = make_backend(model.with_control(special))
+        backend = make_backend(model)
     # The normalizer puts a space before the text of a token too, which would not be found then.
     _add_tokens(backend, [each._replace(normalized=False) for each in added], file)
     return backend

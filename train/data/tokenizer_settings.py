@@ -13,9 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from train.files import MAX_SETTINGS_BYTES, read_bytes
-from train.files import AnyPath
 from train.errors import UserError
+from train.files import MAX_SETTINGS_BYTES, AnyPath, read_bytes
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"

@@ -195,7 +195,7 @@ def _byte_symbols() -> list[str]:
 def _first(texts: Iterable[str], characters: int, progress: Stage) -> Iterator[str]:
     """Yield the first ``characters`` characters of the texts, in chunks counted in parallel."""
     for text in texts:
-        for chunk in split_into_chunks(text[:characters]):
+        for chunk in split_into_chunks([text[:characters]]):
             yield chunk
             progress.advance(len(chunk))
         characters -= len(text)

@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from train.checkpoint.manager import CheckpointManager
-from train.files import AnyPath
 from train.errors import as_damaged, as_user_error
+from train.files import AnyPath
 from train.run_folder.writing import write_atomically
 from train.state import TrainState
 from transformer.validation import MAX_INTEGER

@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from train.files import AnyPath, expand_path
 from train.errors import UserError, as_damaged, as_user_error
+from train.files import AnyPath, expand_path
 from train.run_folder.writing import explain_write_errors
 
 # Names of a run's files without their endings. A run that was killed at its very start has some

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from train.files import cache_folder, cache_key, get_or_create
 from train.errors import UserError
+from train.files import cache_folder, cache_key, get_or_create
 
 # Waits for a word from the test, then writes: a line in the log, and half of the folder before
 # the other half.

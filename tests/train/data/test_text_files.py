@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.train.data.formats import contents
 from train.data import rows
 from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.text_files import (
@@ -19,7 +20,7 @@ from train.errors import UserError
 
 
 def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
-    return list(read_documents(find_files(str(path), "data.path"), text_field=field))
+    return contents(read_documents(find_files(str(path), "data.path"), text_field=field))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -63,7 +64,7 @@ def test_tables_beside_text(tmp_path: pathlib.Path) -> None:
         (tmp_path / name).write_text(content)
     notes = Notes()
     documents = DocumentReader(find_files(str(tmp_path), "data.path"), notes=notes).documents()
-    assert list(documents) == [
+    assert contents(documents) == [
         ("a.py", "print(1)"),
         ("b.json", '{\n "name": "b"\n}'),
         ("c.json", '{"name": "c"}'),
@@ -106,10 +107,10 @@ def test_error_names_the_damaged_file(
 def test_byte_limit_keeps_characters_whole() -> None:
     documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
     assert list(truncate_documents(documents, 0)) == documents
-    assert list(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
-    assert list(truncate_documents(documents, 4)) == [("a", "abc")]
-    assert list(truncate_documents(documents, 3)) == [("a", "abc")]
-    assert list(truncate_documents(documents, 7)) == documents[:2]
+    assert contents(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
+    assert contents(truncate_documents(documents, 4)) == [("a", "abc")]
+    assert contents(truncate_documents(documents, 3)) == [("a", "abc")]
+    assert contents(truncate_documents(documents, 7)) == contents(documents[:2])
     assert list(truncate_documents(documents, 100)) == documents
 
 

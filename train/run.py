@@ -30,7 +30,7 @@ from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from train.data.python_data import PythonData
+    from train.data.data_config import PythonData
     from transformer.generation.log_likelihood import LogLikelihood
     from transformer.hardware import Hardware
     from transformer.models.model import Model

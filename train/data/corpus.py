@@ -14,11 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig, TokenizerConfig
-from train.data.python_data import held_data
+from train.data.data_config import (
+    PYTHON_DATA_PREFIX,
+    TextDataConfig,
+    TokenizerConfig,
+    held_data,
+)
 from train.data.text_splits import (
     DocumentSplits,
-    FingerprintedSplits,
     TextSplits,
     choose_held_out_documents,
 )
@@ -140,7 +143,7 @@ def prepare_text(
 
 
 def prepare_held_out(
-    config: TextDataConfig, splits: FingerprintedSplits, tokenizer: Tokenizer, identity: object
+    config: TextDataConfig, splits: DocumentSplits, tokenizer: Tokenizer, identity: object
 ) -> TextCorpus:
     """Return the corpus of the splits of a stream that are held out: all but training's.
 
@@ -158,7 +161,7 @@ def prepare_held_out(
 
 def _tokenize(
     folder: pathlib.Path,
-    splits: FingerprintedSplits,
+    splits: DocumentSplits,
     names: tuple[str, ...],
     sources: dict[str, object],
     tokenizer: Tokenizer,
@@ -209,7 +212,7 @@ def load_or_train_tokenizer(
 
 
 def _write(
-    folder: pathlib.Path, splits: FingerprintedSplits, names: tuple[str, ...], tokenizer: Tokenizer
+    folder: pathlib.Path, splits: DocumentSplits, names: tuple[str, ...], tokenizer: Tokenizer
 ) -> None:
     streams = {}
     for name in names:

@@ -8,10 +8,13 @@ Imports nothing heavy: the command line reads this module for `--help`.
 import abc
 import dataclasses
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from train.errors import UsageError
+import numpy as np
+
+from train.errors import UsageError, UserError
 from transformer.validation import Bounds, check_settings
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
@@ -114,6 +117,36 @@ class TokenizerConfig:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PythonData:
+    """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
+
+    splits: Mapping[str, Any]
+    """A list of examples for each split; for `ArrayDataConfig`, a dict of arrays."""
+    path: str
+    """Value of `data.path`."""
+
+    @property
+    def has_token_arrays(self) -> bool:
+        """True if the examples are arrays of token ids, and not texts."""
+        examples = self.splits["train"]
+        return isinstance(examples, list) and isinstance(examples[0], np.ndarray)
+
+
+HELD_DATA: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
+"""Data by path. Settings are plain values, so they can only name the data."""
+
+
+def held_data(path: str) -> PythonData:
+    """Return the data that a path names. Raises UserError if they are not in this process."""
+    if path not in HELD_DATA:
+        raise UserError(
+            f"data.path {path}: names data given from Python, which this process does not have; "
+            "in Python, train.load(W).evaluate(data=...) takes them, and so does train.fit"
+        )
+    return HELD_DATA[path]
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig(abc.ABC):
     """Interface of the data settings, `Experiment.data`: a frozen dataclass.
@@ -156,8 +189,6 @@ class DataConfig(abc.ABC):
         """
         if not self.path.startswith(PYTHON_DATA_PREFIX):
             return None
-        from train.data.python_data import held_data
-
         return held_data(self.path).splits.get(split)
 
     @property

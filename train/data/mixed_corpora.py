@@ -22,7 +22,7 @@ from train.data.source_mixing import MixedBatches, MixedTrainingBatches, Mixture
 from train.data.stream_batches import StreamedTrainingBatches
 from train.data.streaming import StreamedText, StreamReader
 from train.data.text_files import Document
-from train.data.text_splits import TextSplits, find_sources
+from train.data.text_splits import DocumentSplits, TextSplits, find_sources
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
@@ -306,12 +306,14 @@ class MixedSplits:
 
     Attributes:
       names: The splits: "train", "validation" and, if a source has one, "test".
+      notes: None: the sources have their own.
     """
 
     def __init__(self, config: TextDataConfig):
+        self.notes = Notes()
         listed = listed_sources(config)
         self._weights = [each.config.weight for each in listed]
-        self._splits: list[TextSplits | StreamedSplits] = []
+        self._splits: list[DocumentSplits] = []
         for section, name, source in listed:
             own = source_data(config, source)
             if config.streaming.enabled:

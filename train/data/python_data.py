@@ -7,7 +7,6 @@ stay in this process, for as long as the run that `fit` returned.
 import dataclasses
 import hashlib
 import json
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,11 @@ import numpy as np
 
 from train.data.arrays import check_arrays
 from train.data.data_config import (
+    HELD_DATA,
     PYTHON_DATA_PREFIX,
     ArrayDataConfig,
     DataConfig,
+    PythonData,
     StreamingConfig,
     TextDataConfig,
 )
@@ -33,26 +34,6 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
 
 SPLITS = ("train", "validation", "test")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PythonData:
-    """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
-
-    splits: Mapping[str, Any]
-    """A list of examples for each split; for `ArrayDataConfig`, a dict of arrays."""
-    path: str
-    """Value of `data.path`."""
-
-    @property
-    def has_token_arrays(self) -> bool:
-        """True if the examples are arrays of token ids, and not texts."""
-        examples = self.splits["train"]
-        return isinstance(examples, list) and isinstance(examples[0], np.ndarray)
-
-
-_held: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
-"""Data by path. Settings are plain values, so they can only name the data."""
 
 
 def hold_data(
@@ -88,7 +69,7 @@ def hold_data(
         python_data = _hold_examples(config, ordered)
     # Equal data have one path and are held once: the first object stays, because the runs that name
     # it keep only that one alive.
-    python_data = _held.setdefault(python_data.path, python_data)
+    python_data = HELD_DATA.setdefault(python_data.path, python_data)
     paths: dict[str, Any] = {"path": python_data.path}
     if not isinstance(config, ArrayDataConfig):
         paths |= {"validation_path": "", "test_path": ""}
@@ -104,16 +85,6 @@ def is_by_split(config: DataConfig, data: Any) -> bool:
         return False
     is_arrays = isinstance(config, ArrayDataConfig)
     return not is_arrays or any(isinstance(each, Mapping) for each in data.values())
-
-
-def held_data(path: str) -> PythonData:
-    """Return the data that a path names. Raises UserError if they are not in this process."""
-    if path not in _held:
-        raise UserError(
-            f"data.path {path}: names data given from Python, which this process does not have; "
-            "in Python, train.load(W).evaluate(data=...) takes them, and so does train.fit"
-        )
-    return _held[path]
 
 
 def check_same_data(workdir: object, saved_path: str, path: str) -> None:

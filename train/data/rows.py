@@ -39,10 +39,6 @@ _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
 _MAX_ROW_BYTES = 2**28  # limit of one line of JSON lines
 _BATCH_ROWS = 1024
 
-# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
-# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
-_MAX_RATIO, _MIN_LIMIT = 200, 2**26
-
 _COMPRESSIONS = {
     "gzip": (".gz", re.compile(rb"\x1f\x8b")),
     "zstd": (".zst", re.compile(rb"\x28\xb5\x2f\xfd")),
@@ -200,8 +196,7 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
             return
         try:
             with _decompress(compression, stream, file) as unzipped:
-                bounded = _BoundedBytes(unzipped, file, stream)
-                buffered = io.BufferedReader(bounded, _BUFFER_BYTES)
+                buffered = io.BufferedReader(unzipped, _BUFFER_BYTES)
                 yield _as_utf8(cast("IO[bytes]", buffered), file)
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -219,32 +214,6 @@ def _decompress(
         return cast("contextlib.AbstractContextManager[Any]", stream_of_zstd)
     opened: Any = {"gzip": gzip, "bzip2": bz2, "xz": lzma}[compression].open(stream)
     return cast("contextlib.AbstractContextManager[Any]", opened)
-
-
-class _BoundedBytes(io.RawIOBase):
-    """Decompressed bytes of a file, up to the size that text can have.
-
-    Without a bound, a decompression bomb would fill the memory.
-    """
-
-    def __init__(self, unzipped: Any, file: TextFile, compressed: IO[bytes]):
-        self._unzipped, self._file, self._compressed = unzipped, file, compressed
-        self._size = file.fingerprint()[1]  # 0: an HTTP server did not say
-        self._bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._unzipped.readinto(buffer)
-        self._bytes += count
-        size = self._size or self._compressed.tell()
-        if self._bytes > max(_MIN_LIMIT, _MAX_RATIO * size):
-            raise UserError(
-                f"{self._file.path}: unpacks to more than {_MAX_RATIO} times its size, which "
-                "no text does; leave it out, or unpack it yourself"
-            )
-        return count
 
 
 def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:

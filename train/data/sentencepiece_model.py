@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-
-if TYPE_CHECKING:
-    import tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 SPACE = "▁"
 """Character that stands for a space in pieces."""
@@ -126,10 +132,8 @@ def _of_type(model: Any, *types: int) -> list[str]:
     return [piece.piece for piece in model.pieces if piece.type in types]
 
 
-def make_backend(model: Any) -> tokenizers.Tokenizer:
+def make_backend(model: Any) -> Tokenizer:
     """Return the tokenizer of a model; control pieces are its special tokens."""
-    from tokenizers import AddedToken, Tokenizer
-
     backend = Tokenizer(_unigram(model) if model.trainer.model_type == UNIGRAM else _bpe(model))
     backend.normalizer = _normalizer(model)
     if splitter := _splitter(model):
@@ -141,10 +145,8 @@ def make_backend(model: Any) -> tokenizers.Tokenizer:
     return backend
 
 
-def _unigram(model: Any) -> tokenizers.models.Unigram:
+def _unigram(model: Any) -> models.Unigram:
     """Return the unigram language model of the pieces (Kudo 2018)."""
-    from tokenizers import models
-
     normal = [piece.score for piece in model.pieces if piece.type == NORMAL]
     lowest, highest = min(normal, default=0.0), max(normal, default=0.0)
 
@@ -161,10 +163,8 @@ def _unigram(model: Any) -> tokenizers.models.Unigram:
     return models.Unigram(vocabulary, unknown, model.trainer.byte_fallback)
 
 
-def _bpe(model: Any) -> tokenizers.models.BPE:
+def _bpe(model: Any) -> models.BPE:
     """Return byte-pair encoding: neighbors are merged whose joint piece has the highest score."""
-    from tokenizers import models
-
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     merges = [
         (-score, number, text[:cut], text[cut:])
@@ -183,10 +183,8 @@ def _bpe(model: Any) -> tokenizers.models.BPE:
     )
 
 
-def _normalizer(model: Any) -> tokenizers.normalizers.Normalizer:
-    from tokenizers import Regex, normalizers
-
-    steps: list[tokenizers.normalizers.Normalizer] = []
+def _normalizer(model: Any) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
     if model.normalizer.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.normalizer.precompiled_charsmap))
     if model.normalizer.remove_extra_whitespaces:  # spaces alone, and no other white space
@@ -203,11 +201,9 @@ def _normalizer(model: Any) -> tokenizers.normalizers.Normalizer:
     return normalizers.Sequence(steps)
 
 
-def _splitter(model: Any) -> tokenizers.pre_tokenizers.PreTokenizer | None:
+def _splitter(model: Any) -> pre_tokenizers.PreTokenizer | None:
     """Return what cuts a normalized text where no piece may lie across the cut."""
-    from tokenizers import Regex, pre_tokenizers
-
-    steps: list[tokenizers.pre_tokenizers.PreTokenizer] = []
+    steps: list[pre_tokenizers.PreTokenizer] = []
     # A text that spells out a special piece must not become it: cut after the first character.
     # SentencePiece has no such cut, so that a piece across it (`</`) is lost there.
     hidden = _of_type(model, CONTROL, UNKNOWN, BYTE)
@@ -225,11 +221,9 @@ def _splitter(model: Any) -> tokenizers.pre_tokenizers.PreTokenizer | None:
     return pre_tokenizers.Sequence(steps) if steps else None
 
 
-def _decoder(model: Any) -> tokenizers.decoders.Decoder:
-    from tokenizers import decoders
-
+def _decoder(model: Any) -> decoders.Decoder:
     (unknown,) = _of_type(model, UNKNOWN)
-    steps: list[tokenizers.decoders.Decoder] = [decoders.Replace(SPACE, " ")]
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
     if model.trainer.byte_fallback:
         steps.append(decoders.ByteFallback())
     else:  # its first space is not one that `Strip` takes away

@@ -25,10 +25,10 @@ from train.runtime.stages import stage
 class DocumentSplits(Protocol):
     """Documents of several splits, by name."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The splits."""
-        ...
+    names: tuple[str, ...]
+    """The splits."""
+    notes: Notes
+    """What the user should know of how the texts were read."""
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split."""
@@ -37,13 +37,6 @@ class DocumentSplits(Protocol):
     def estimate_characters(self, split: str) -> float:
         """Return about how many characters a split has, for progress; 0 if that is not known."""
         ...
-
-
-class FingerprintedSplits(DocumentSplits, Protocol):
-    """Splits whose texts can be told from others."""
-
-    notes: Notes
-    """What the user should know of how the texts were read."""
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
@@ -170,37 +163,23 @@ def find_sources(config: TextDataConfig, section: str, notes: Notes) -> dict[str
     return sources
 
 
-class Holdout(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Holdout:
     """Rule that divides documents into a training part and a held-out part."""
+
+    indices: frozenset[int] = frozenset()
+    """Whole documents that are held out."""
+    start: int | None = None
+    """Character, counted over all documents, from which on text is held out."""
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """Yield the documents of one of the two parts, in order."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentHoldout:
-    """Holds out whole documents, by index."""
-
-    held_out: frozenset[int]
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
-        for index, document in enumerate(documents):
-            if (index in self.held_out) == held_out:
-                yield document
-
-
-@dataclasses.dataclass(frozen=True)
-class TailHoldout:
-    """Holds out the characters from ``start`` on, counted over all documents."""
-
-    start: int
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
         before = 0
-        for document in documents:
+        for index, document in enumerate(documents):
+            if self.start is None:
+                if (index in self.indices) == held_out:
+                    yield document
+                continue
             size = document.num_characters
             cut = min(max(self.start - before, 0), size)
             before += size
@@ -265,7 +244,7 @@ class TextSplits:
                 sizes.append((document.name, size))
         # Of a single document only a part can be held out: its end.
         if self._config.split_method == "documents" and len(sizes) > 1:
-            return DocumentHoldout(choose_held_out_documents(sizes, fraction))
+            return Holdout(choose_held_out_documents(sizes, fraction))
         total = sum(size for _, size in sizes)
         start = int(total * (1 - fraction))
         if not 0 < start < total:
@@ -273,7 +252,7 @@ class TextSplits:
                 f"{source.setting} {source.path}: {total} characters are too few to hold out "
                 f"{fraction:g} of them; give more text or set data.validation_path"
             )
-        return TailHoldout(start)
+        return Holdout(start=start)
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""

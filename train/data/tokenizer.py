@@ -12,9 +12,10 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tokenizers
 
 from train.data.tokenizer_files import (
     component_spec,
@@ -24,12 +25,7 @@ from train.data.tokenizer_files import (
 )
 from train.data.tokenizer_settings import TokenizerSettings
 from train.errors import UserError, as_user_error
-from train.files import expand_path
-
-if TYPE_CHECKING:
-    import tokenizers
-
-    from train.files import AnyPath
+from train.files import AnyPath, expand_path
 
 CHUNK_CHARACTERS = 1 << 16
 

@@ -153,7 +153,7 @@ class PreferenceTask(Task):
         return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def describe_training_data(self, corpus: ExampleCorpus[PreferenceSplit]) -> str:
-        return f"{len(corpus.split('train').tokens):,} pairs of answers"
+        return f"{len(corpus.split('train').reference):,} pairs of answers"
 
     def evaluate(
         self,
@@ -320,7 +320,7 @@ def add_reference(
     template = ChatTemplate.of_tokenizer(tokenizer)
     notes: list[str] = []
     split = encode_split("pairs", pairs, tokenizer, template, max_length // 2, notes)
-    if len(split.tokens) != len(pairs):
+    if len(split.reference) != len(pairs):
         raise UserError(f"{pairs_path}: {notes[-1]}; leave such pairs out, or raise --max-length")
     score = jax.jit(functools.partial(pair_log_likelihoods, model))
     length = int(split.lengths.max())

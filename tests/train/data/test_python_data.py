@@ -10,14 +10,14 @@ import pytest
 from configs import multi30k
 from train.data.bitext import prepare_bitext
 from train.data.corpus import TextCorpus, prepare_text
-from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
+from train.data.data_config import DataConfig, PythonData, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
     ListOpsDataConfig,
     TokenLabelDataConfig,
 )
-from train.data.python_data import PythonData, check_same_data, hold_data
+from train.data.python_data import check_same_data, hold_data
 from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.errors import UserError

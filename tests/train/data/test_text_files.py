@@ -3,11 +3,9 @@ import json
 import pathlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.train.data.formats import contents
-from train.data import rows
 from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.text_files import (
     Document,
@@ -112,28 +110,6 @@ def test_byte_limit_keeps_characters_whole() -> None:
     assert contents(truncate_documents(documents, 3)) == [("a", "abc")]
     assert contents(truncate_documents(documents, 7)) == contents(documents[:2])
     assert list(truncate_documents(documents, 100)) == documents
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_gzip_bomb_is_rejected(
-    tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "_MIN_LIMIT", 1000)
-    (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
-    with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
-        read(tmp_path)
-    # Without the size of the file, what has been read of it counts.
-    no_size = lambda self: (str(self.path), 0, 0)  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(TextFile, "fingerprint", no_size)
-        with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size"):
-            read(tmp_path)
-        random = np.random.default_rng(0).integers(97, 123, 5000).astype(np.uint8).tobytes()
-        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "' + random + b'"}'))
-        assert read(tmp_path)
-    words = "".join(f'{{"text": "line {n}"}}\n' for n in range(999))
-    (tmp_path / name).write_bytes(gzip.compress(words.encode()))
-    assert read(tmp_path)
 
 
 def written(folder: Path, content: bytes, name: str = "a.txt") -> TextFile:

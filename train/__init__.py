@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.config.experiment_files import find_experiment
+    from train.data.bitext import BitextDataConfig
+    from train.data.conversations import ConversationDataConfig
     from train.data.data_config import TextDataConfig, TokenizerConfig
-    from train.data.example_configs import (
-        BitextDataConfig,
-        ClassificationDataConfig,
-        ConversationDataConfig,
-        FeatureDataConfig,
-        ListOpsDataConfig,
-        PreferenceDataConfig,
-        TokenLabelDataConfig,
-    )
+    from train.data.features import FeatureDataConfig
+    from train.data.listops import ListOpsDataConfig
+    from train.data.preferences import PreferenceDataConfig
+    from train.data.text_labels import ClassificationDataConfig
+    from train.data.token_labels import TokenLabelDataConfig
     from train.errors import UserError
     from train.experiment import Experiment
     from train.loop import fit
@@ -39,24 +37,24 @@ if TYPE_CHECKING:
     from train.tasks.task_registry import register_dataset, register_task
 
 _MODULES = {
-    "BitextDataConfig": "data.example_configs",
+    "BitextDataConfig": "data.bitext",
     "Classification": "tasks.task_configs",
-    "ClassificationDataConfig": "data.example_configs",
-    "ConversationDataConfig": "data.example_configs",
+    "ClassificationDataConfig": "data.text_labels",
+    "ConversationDataConfig": "data.conversations",
     "Experiment": "experiment",
     "FeatureClassification": "tasks.task_configs",
-    "FeatureDataConfig": "data.example_configs",
+    "FeatureDataConfig": "data.features",
     "InstructionTuning": "tasks.task_configs",
     "LanguageModeling": "tasks.task_configs",
-    "ListOpsDataConfig": "data.example_configs",
+    "ListOpsDataConfig": "data.listops",
     "LoRAConfig": "lora.lora_config",
     "MaskedLanguageModeling": "tasks.task_configs",
-    "PreferenceDataConfig": "data.example_configs",
+    "PreferenceDataConfig": "data.preferences",
     "PreferenceOptimization": "tasks.task_configs",
     "Run": "run",
     "Tagging": "tasks.task_configs",
     "TextDataConfig": "data.data_config",
-    "TokenLabelDataConfig": "data.example_configs",
+    "TokenLabelDataConfig": "data.token_labels",
     "TokenizerConfig": "data.data_config",
     "Translation": "tasks.task_configs",
     "UserError": "errors",

@@ -41,7 +41,7 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.jit_engine import JitEngine

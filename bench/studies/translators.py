@@ -32,7 +32,7 @@ from bench.studies.record import (
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.evaluation.metrics import sacre_bleu
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig

@@ -16,7 +16,7 @@ from configs import byte_text, listops
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import losses
 from train.config.experiment_files import find_experiment
-from train.data.example_configs import ListOpsDataConfig
+from train.data.listops import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from train.run import sample

@@ -7,9 +7,36 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from train.data.batches import example_ids, host_rows
+from train.data.data_config import DataConfig, require, require_types
 from train.data.examples import choose_held_out_examples, seeded_permutation
 from train.data.token_file import HostBatch
 from train.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDataConfig(DataConfig):
+    """Arrays that the task reads or generates itself: no text and no tokenizer."""
+
+    length_field = "length"
+
+    path: str = ""
+    """File or folder, for a task that reads one."""
+
+    length: int = 64
+    """Positions of an example, T."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "data")
+        require(self.length >= 1, f"data.length: {self.length} is too small; give 1 or more")
+
+    @property
+    def longest_example(self) -> int:
+        return self.length
+
+    @property
+    def has_segments(self) -> bool:
+        return False
+
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name. All have one row for each example."""

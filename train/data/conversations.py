@@ -32,10 +32,11 @@ from train.data.chat_template import (
     Message,
     encode_chat,
 )
-from train.data.example_configs import ConversationDataConfig, ExampleDataConfig
+from train.data.data_config import TokenizerConfig, require
 from train.data.examples import (
     Example,
     ExampleCorpus,
+    ExampleDataConfig,
     Split,
     corpus_digest,
     read_splits,
@@ -46,6 +47,38 @@ from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+
+
+def require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
+    """Raise UsageError for tokens that are words: `Yes.<eos>User:` would be one."""
+    require(
+        tokenizer.kind != "word",
+        "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
+        "bpe, or file with the tokenizer of a model",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversationDataConfig(ExampleDataConfig):
+    """Conversations in rows, for instruction tuning.
+
+    A row has `messages`, a list of {"role", "content"}; or `prompt` and `completion`, both texts
+    or both lists of messages.
+    """
+
+    max_length: int = 512
+    """Tokens of a row. Longer conversations are cut at their ends; their number is reported."""
+
+    packing: bool = True
+    """Put several conversations into a row. None attends to another."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ends_of_turns(self.tokenizer)
+
 
 LISTS = ("messages", "conversations", "conversation")
 """Fields with all messages of a conversation."""

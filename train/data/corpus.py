@@ -14,12 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from train.data.data_config import (
-    PYTHON_DATA_PREFIX,
-    TextDataConfig,
-    TokenizerConfig,
-    held_data,
-)
+from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig, TokenizerConfig, held_data
 from train.data.text_splits import (
     DocumentSplits,
     TextSplits,

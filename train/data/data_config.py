@@ -224,31 +224,6 @@ class DataConfig(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayDataConfig(DataConfig):
-    """Arrays that the task reads or generates itself: no text and no tokenizer."""
-
-    length_field = "length"
-
-    path: str = ""
-    """File or folder, for a task that reads one."""
-
-    length: int = 64
-    """Positions of an example, T."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data")
-        require(self.length >= 1, f"data.length: {self.length} is too small; give 1 or more")
-
-    @property
-    def longest_example(self) -> int:
-        return self.length
-
-    @property
-    def has_segments(self) -> bool:
-        return False
-
-
-@dataclasses.dataclass(frozen=True)
 class SourceConfig:
     """One of several sources of running text that are mixed. Paths are as in `TextDataConfig`."""
 

@@ -5,8 +5,8 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from train.errors import UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
@@ -129,6 +129,49 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
                     return _split_folder(f"{setting} {path}", files, notes)
                 return {"train": tuple(files)}
     raise _missing(path, setting)
+
+
+FindFiles = Callable[[str, str, Notes], Mapping[str, Sequence[TextFile]]]
+"""Function that finds the files of a path by split, as `find_splits` does."""
+
+
+class SplitFiles(NamedTuple):
+    """Files of one split, and the setting and the path that named them."""
+
+    setting: str
+    path: str
+    files: Sequence[TextFile]
+
+
+def find_all_splits(
+    path: str,
+    validation_path: str,
+    test_path: str,
+    notes: Notes,
+    *,
+    section: str = "data",
+    find: FindFiles = find_splits,
+) -> dict[str, SplitFiles]:
+    """Return the files of each split: of its own path, or of the folder of splits that `path` is.
+
+    Args:
+      path: Training data.
+      validation_path: Validation data; empty: those of `path`, if it has some.
+      test_path: Test data; likewise.
+      notes: Receives what was taken for data.
+      section: Settings that hold the paths, for error messages.
+      find: Finds the files of a path.
+    """
+    own = find(path, f"{section}.path", notes)
+    splits = {"train": SplitFiles(f"{section}.path", path, own["train"])}
+    for split, split_path in (("validation", validation_path), ("test", test_path)):
+        setting = f"{section}.{split}_path"
+        if split_path:
+            found = find(split_path, setting, notes)
+            splits[split] = SplitFiles(setting, split_path, found.get(split, found["train"]))
+        elif split in own:
+            splits[split] = SplitFiles(f"{section}.path", f"{path}, {split}", own[split])
+    return splits
 
 
 def is_table(name: str) -> bool:

@@ -7,12 +7,15 @@ node is an operator with probability 1/4 and a digit otherwise, and always a dig
 depth. Expressions that are too short or too long are rejected.
 """
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
-from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
-from train.data.examples import ExampleCorpus
+from train.data.data_config import TokenizerConfig, require
+from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.text_labels import (
+    ClassificationDataConfig,
     ClassificationSplit,
     LabeledText,
     make_classification_corpus,
@@ -20,6 +23,79 @@ from train.data.text_labels import (
 )
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from transformer.validation import Bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOpsDataConfig(ExampleDataConfig):
+    """ListOps: nested operations on digits, labeled by their value. ``[MAX 4 [MIN 5 1 ] 2 ]`` is 4.
+
+    Nangia and Bowman 2018, with the lengths of the Long Range Arena (Tay et al. 2021, section
+    2.2.1) as defaults. Expressions are generated from a seed, without duplicates; with a path they
+    are read from files.
+    """
+
+    path: str = ""
+    """File as the arena publishes it, with columns Source and Target; likewise validation_path and
+    test_path. Empty: expressions are generated."""
+
+    train_examples: int = 96_000
+    """Number of training expressions to generate."""
+
+    validation_examples: int = 2000
+    """Number of validation expressions to generate."""
+
+    test_examples: int = 2000
+    """Number of test expressions to generate."""
+
+    min_length: int = 500
+    """Generated expressions have more tokens than this. Operators, digits and ] are one token."""
+
+    max_length: int = 2000
+    """Generated expressions have fewer tokens than this, so that they fit with the start token.
+    Longer ones in files are truncated."""
+
+    max_depth: Annotated[int, Bounds(maximum=500)] = 10
+    """Maximum depth of nesting: operators stand at smaller depths, and digits alone at this one."""
+
+    max_arguments: Annotated[int, Bounds(maximum=2**16)] = 10
+    """Maximum number of arguments of an operator; the minimum is 2."""
+
+    generator_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    """Seed of the generated expressions."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig(
+        "word", vocab_size=32, training_characters=1_000_000
+    )
+    """Settings of the tokenizer. The first million characters have all 15 words."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (
+            ("train_examples", 1),
+            ("validation_examples", 1),
+            ("test_examples", 1),
+            ("min_length", 0),
+            ("max_depth", 2),
+            ("max_arguments", 2),
+            ("generator_seed", 0),
+        ):
+            value = getattr(self, name)
+            require(value >= least, f"data.{name}: {value} is too small; give {least} or more")
+        require(
+            # Both bounds are exclusive: one length has to lie between them.
+            self.max_length - self.min_length >= 2,
+            f"data.min_length: no expression is longer than {self.min_length} tokens and "
+            f"shorter than data.max_length {self.max_length}; give less",
+        )
+        if not self.path:
+            for name in ("validation_path", "test_path"):
+                require(
+                    not getattr(self, name),
+                    f"data.{name}: has no effect while expressions are generated; set data.path "
+                    "too",
+                )
+
 
 OPERATOR_PROBABILITY = 0.25
 

@@ -27,12 +27,29 @@ from train.data.conversations import (
     parse_conversation,
     parse_messages,
     prepare_chats,
+    require_ends_of_turns,
 )
-from train.data.example_configs import PreferenceDataConfig
-from train.data.examples import ExampleCorpus
+from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceDataConfig(ExampleDataConfig):
+    """Pairs of answers in JSON lines: `prompt`, `chosen` and `rejected`, texts or messages."""
+
+    max_length: int = 512
+    """Tokens of a row, which holds both sequences of a pair: half of it for each. Longer sequences
+    are cut at their ends; their number is reported."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ends_of_turns(self.tokenizer)
+
 
 PARTS = ("chosen", "rejected")
 

@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.arrays import check_arrays
+from train.data.arrays import ArrayDataConfig, check_arrays
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import (
     HELD_DATA,
     PYTHON_DATA_PREFIX,
-    ArrayDataConfig,
     DataConfig,
     PythonData,
     StreamingConfig,
     TextDataConfig,
 )
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
 from train.data.text_files import check_unicode
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UserError
 
 if TYPE_CHECKING:

@@ -246,7 +246,7 @@ def _belongs(file: TextFile) -> bool:
     return not generated and not _LEFT_OUT.intersection(folders)
 
 
-def library_documents(files: tuple[TextFile, ...]) -> Iterator[Document]:
+def library_documents(files: Sequence[TextFile]) -> Iterator[Document]:
     """Yield the help topics, then the files, except those that are not UTF-8.
 
     Raises:

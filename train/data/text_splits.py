@@ -4,11 +4,18 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from train.data.data_config import TextDataConfig
-from train.data.files import SPLITS, Notes, TextFile, find_splits, is_compressed
+from train.data.files import (
+    SPLITS,
+    Notes,
+    TextFile,
+    find_all_splits,
+    find_splits,
+    is_compressed,
+)
 from train.data.text_files import (
     LIBRARY_PATH,
     Document,
@@ -49,7 +56,7 @@ class TextSource:
 
     setting: str
     path: str
-    files: tuple[TextFile, ...]
+    files: Sequence[TextFile]
     text_field: str
     max_bytes: int
     notes: Notes
@@ -142,25 +149,19 @@ def find_sources(config: TextDataConfig, section: str, notes: Notes) -> dict[str
     Raises:
       UserError: A path has no files.
     """
-    sources: dict[str, TextSource] = {}
-    own_splits: Mapping[str, tuple[TextFile, ...]] = {}
-    for split, name in zip(SPLITS, ("path", "validation_path", "test_path"), strict=True):
-        setting, path = f"{section}.{name}", getattr(config, name)
+
+    def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
         if path == LIBRARY_PATH:
-            files = library_files()
-        elif path or split == "train":
-            found = find_splits(path, setting, notes)
-            files = found.get(split, found["train"])
-            if split == "train":
-                own_splits = found
-        elif split in own_splits:
-            setting, path, files = f"{section}.path", config.path, own_splits[split]
-        else:
-            continue
-        sources[split] = TextSource(
-            setting, path, files, config.text_field, config.max_bytes, notes
-        )
-    return sources
+            return {"train": library_files()}
+        return find_splits(path, setting, notes)
+
+    found = find_all_splits(
+        config.path, config.validation_path, config.test_path, notes, section=section, find=find
+    )
+    return {
+        split: TextSource(*each, config.text_field, config.max_bytes, notes)
+        for split, each in found.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)

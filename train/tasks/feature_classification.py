@@ -11,8 +11,7 @@ import numpy as np
 
 from train.data.arrays import Arrays
 from train.data.data_config import PYTHON_DATA_PREFIX
-from train.data.example_configs import FeatureDataConfig
-from train.data.features import read_features, to_features
+from train.data.features import FeatureDataConfig, read_features, to_features
 from train.errors import UserError
 from train.tasks.array_task import ArrayTask
 from train.tasks.task import Metric

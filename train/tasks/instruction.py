@@ -12,8 +12,11 @@ import numpy as np
 
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ASSISTANT, NO_VARIABLES, ChatTemplate, Message
-from train.data.conversations import ConversationSplit, prepare_conversations
-from train.data.example_configs import ConversationDataConfig
+from train.data.conversations import (
+    ConversationDataConfig,
+    ConversationSplit,
+    prepare_conversations,
+)
 from train.data.examples import (
     ExampleCorpus,
     ExampleEvaluationBatches,

@@ -27,13 +27,18 @@ import numpy as np
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate
 from train.data.conversations import with_template
-from train.data.example_configs import PreferenceDataConfig
 from train.data.examples import (
     ExampleCorpus,
     ExampleEvaluationBatches,
     ExampleTrainingBatches,
 )
-from train.data.preferences import PreferenceSplit, encode_split, parse_pair, prepare_preferences
+from train.data.preferences import (
+    PreferenceDataConfig,
+    PreferenceSplit,
+    encode_split,
+    parse_pair,
+    prepare_preferences,
+)
 from train.data.rows import read_rows
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError

@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from train.data.data_config import ArrayDataConfig, DataConfig, TextDataConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    ConversationDataConfig,
-    FeatureDataConfig,
-    ListOpsDataConfig,
-    PreferenceDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.arrays import ArrayDataConfig
+from train.data.bitext import BitextDataConfig
+from train.data.conversations import ConversationDataConfig
+from train.data.data_config import DataConfig, TextDataConfig
+from train.data.features import FeatureDataConfig
+from train.data.listops import ListOpsDataConfig
+from train.data.preferences import PreferenceDataConfig
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UsageError
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import Pooling

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tests.train.support import random_rows, tiny
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
 from train.jit_engine import JitEngine

@@ -10,7 +10,7 @@ import train
 from tests.train.support import NO_DETECTOR, assert_same_bits, losses
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.data.python_data import hold_data
 from train.experiment import Experiment
 from train.tasks.array_task import ArrayTask

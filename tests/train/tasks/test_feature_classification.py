@@ -13,7 +13,7 @@ from tests.train.resumed_runs import preempted_after
 from tests.train.support import NO_DETECTOR, assert_same_bits, command
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
-from train.data.example_configs import FeatureDataConfig
+from train.data.features import FeatureDataConfig
 from train.data.python_data import hold_data
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment

@@ -15,8 +15,8 @@ import train
 from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.data.conversations import ConversationDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ConversationDataConfig
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, Experiment
 from train.tasks.task_configs import InstructionTuning

@@ -15,8 +15,7 @@ from tests.train.support import NO_DETECTOR, assert_same_bits, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import PreferenceDataConfig
-from train.data.preferences import parse_pair
+from train.data.preferences import PreferenceDataConfig, parse_pair
 from train.engine import make_engine
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes

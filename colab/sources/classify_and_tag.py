@@ -64,7 +64,7 @@ from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Classification, Tagging
+from train.tasks.classification import Classification, Tagging
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 
 mixer = AttentionConfig(num_heads=4, position=RoPE())

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig, TokenizerConfig, held_data
+from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.data.text_splits import (
     DocumentSplits,
     TextSplits,

@@ -8,22 +8,17 @@ Imports nothing heavy: the command line reads this module for `--help`.
 import abc
 import dataclasses
 import re
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import numpy as np
-
-from train.errors import UsageError, UserError
+from train.data.held_data import PYTHON_DATA_PREFIX, held_data
+from train.errors import UsageError
 from transformer.validation import Bounds, check_settings
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
 SplitMethod = Literal["documents", "tail"]
 
 NUM_BYTE_VALUES = 256
-
-PYTHON_DATA_PREFIX = "python:data/"
-"""Start of a `path` that names data given from Python (`train.data.python_data`)."""
 
 
 FileSize = Annotated[int, Bounds(maximum=2**63 - 1)]
@@ -115,36 +110,6 @@ class TokenizerConfig:
             f"{name}.training_characters: {self.training_characters} leaves no text to train on; "
             "give a positive number",
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PythonData:
-    """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
-
-    splits: Mapping[str, Any]
-    """A list of examples for each split; for `ArrayDataConfig`, a dict of arrays."""
-    path: str
-    """Value of `data.path`."""
-
-    @property
-    def has_token_arrays(self) -> bool:
-        """True if the examples are arrays of token ids, and not texts."""
-        examples = self.splits["train"]
-        return isinstance(examples, list) and isinstance(examples[0], np.ndarray)
-
-
-HELD_DATA: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
-"""Data by path. Settings are plain values, so they can only name the data."""
-
-
-def held_data(path: str) -> PythonData:
-    """Return the data that a path names. Raises UserError if they are not in this process."""
-    if path not in HELD_DATA:
-        raise UserError(
-            f"data.path {path}: names data given from Python, which this process does not have; "
-            "in Python, train.load(W).evaluate(data=...) takes them, and so does train.fit"
-        )
-    return HELD_DATA[path]
 
 
 @dataclasses.dataclass(frozen=True)

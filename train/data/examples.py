@@ -12,14 +12,7 @@ import numpy as np
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
 from train.data.data_config import DataConfig, TokenizerConfig, require, require_types
-from train.data.files import (
-    SPLITS,
-    FindFiles,
-    Notes,
-    TextFile,
-    find_all_splits,
-    find_splits,
-)
+from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
 from train.data.rows import located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer

@@ -8,40 +8,31 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from train.data.arrays import ArrayDataConfig, check_arrays
 from train.data.bitext import BitextDataConfig
-from train.data.data_config import (
-    HELD_DATA,
-    PYTHON_DATA_PREFIX,
-    DataConfig,
-    PythonData,
-    StreamingConfig,
-    TextDataConfig,
-)
+from train.data.data_config import DataConfig, StreamingConfig, TextDataConfig
+from train.data.held_data import HELD_DATA, PYTHON_DATA_PREFIX, PythonData
 from train.data.text_files import check_unicode
 from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UserError
 
-if TYPE_CHECKING:
-    from train.experiment import Experiment
-
 SPLITS = ("train", "validation", "test")
 
 
 def hold_data(
-    experiment: "Experiment", data: Any, validation_data: Any = None
-) -> tuple["Experiment", PythonData]:
-    """Return the experiment with `data.path` naming the data, and the data.
+    config: DataConfig, data: Any, validation_data: Any = None
+) -> tuple[DataConfig, PythonData]:
+    """Return the settings with `path` naming the data, and the data.
 
     The data can be read while the second value is alive.
 
     Args:
-      experiment: Its data settings decide what an example is; their paths are replaced.
+      config: They decide what an example is; their paths are replaced.
       data: Training examples, or a dict of splits: train, validation, test. For `ArrayDataConfig`,
         the examples are a dict of arrays by name.
       validation_data: Validation examples.
@@ -49,7 +40,6 @@ def hold_data(
     Raises:
       UserError: The data are empty, or are not examples of the task.
     """
-    config = experiment.data
     splits = dict(data) if is_by_split(config, data) else {"train": data}
     if validation_data is not None:
         if "validation" in splits:
@@ -61,7 +51,7 @@ def hold_data(
         raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
     ordered = {name: splits[name] for name in SPLITS if name in splits}
     if isinstance(config, ArrayDataConfig):
-        python_data = _hold_arrays(experiment, ordered)
+        python_data = _hold_arrays(ordered)
     else:
         python_data = _hold_examples(config, ordered)
     # Equal data have one path and are held once: the first object stays, because the runs that name
@@ -72,8 +62,7 @@ def hold_data(
         paths |= {"validation_path": "", "test_path": ""}
     if isinstance(config, TextDataConfig):
         paths |= {"sources": (), "streaming": StreamingConfig()}
-    named: Any = dataclasses.replace(config, **paths)
-    return dataclasses.replace(experiment, data=named), python_data
+    return dataclasses.replace(config, **paths), python_data
 
 
 def is_by_split(config: DataConfig, data: Any) -> bool:
@@ -105,16 +94,8 @@ def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
     return PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
 
 
-def _hold_arrays(experiment: "Experiment", splits: Mapping[str, Any]) -> PythonData:
+def _hold_arrays(splits: Mapping[str, Any]) -> PythonData:
     """Return arrays by name, checked. They are copies: the caller may change its own in place."""
-    from train.tasks.array_task import ArrayTask  # late: tasks import the readers of data
-    from train.tasks.task_registry import make_task
-
-    if not isinstance(make_task(experiment), ArrayTask):
-        raise UserError(
-            f"data: the task {type(experiment.task).__name__} reads its own; derive its class from "
-            "ArrayTask to give it arrays"
-        )
     checked = {}
     for split, arrays in splits.items():
         if not isinstance(arrays, Mapping):

@@ -8,14 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from train.data.data_config import TextDataConfig
-from train.data.files import (
-    SPLITS,
-    Notes,
-    TextFile,
-    find_all_splits,
-    find_splits,
-    is_compressed,
-)
+from train.data.files import SPLITS, Notes, TextFile, find_all_splits, find_splits, is_compressed
 from train.data.text_files import (
     LIBRARY_PATH,
     Document,

@@ -13,7 +13,9 @@ from train.data.data_config import TokenizerConfig
 from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import EvaluationConfig, Experiment
-from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
+from train.tasks.classification import Classification, Tagging
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.translation import Translation
 from transformer import AttentionConfig, EncoderConfig
 
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}

@@ -10,13 +10,14 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import IO, Any, Literal, NamedTuple
 
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
@@ -182,11 +183,9 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     with as_user_error(str(file.path)), file.path.open("rb", *buffer) as stream:
         head = stream.read(10)
         stream.seek(0)
-        compression = ""
-        for name, (ending, magic) in _COMPRESSIONS.items():
-            if magic.match(head):
-                compression = name
-            elif file.name.lower().endswith(ending) and not compression:
+        compression = next((name for name, (_, x) in _COMPRESSIONS.items() if x.match(head)), "")
+        for name, (ending, _) in _COMPRESSIONS.items():
+            if file.name.lower().endswith(ending) and not compression:
                 raise UserError(
                     f"{file.path}: damaged {name} (its first bytes are not those of {name}); fetch "
                     "it again, or rename it if it is not compressed"
@@ -194,26 +193,21 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
         if not compression:
             yield _as_utf8(stream, file)
             return
+        openers: dict[str, Callable[[Any], Any]] = {
+            "gzip": gzip.open,
+            "bzip2": bz2.open,
+            "xz": lzma.open,
+            "zstd": lambda stream: import_pyarrow(file.path).CompressedInputStream(stream, "zstd"),
+        }
         try:
-            with _decompress(compression, stream, file) as unzipped:
-                buffered = io.BufferedReader(unzipped, _BUFFER_BYTES)
-                yield _as_utf8(cast("IO[bytes]", buffered), file)
+            with openers[compression](stream) as unzipped:
+                yield _as_utf8(io.BufferedReader(unzipped, _BUFFER_BYTES), file)
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the file system
             raise UserError(
                 f"{file.path}: damaged {compression} ({error}); fetch it again"
             ) from error
-
-
-def _decompress(
-    compression: str, stream: IO[bytes], file: TextFile
-) -> contextlib.AbstractContextManager[Any]:
-    if compression == "zstd":
-        stream_of_zstd: Any = import_pyarrow(file.path).CompressedInputStream(stream, "zstd")
-        return cast("contextlib.AbstractContextManager[Any]", stream_of_zstd)
-    opened: Any = {"gzip": gzip, "bzip2": bz2, "xz": lzma}[compression].open(stream)
-    return cast("contextlib.AbstractContextManager[Any]", opened)
 
 
 def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:
@@ -309,7 +303,7 @@ def read_text(stream: IO[bytes], file: TextFile, encoding: str = "utf-8") -> str
         raise _not_encoded(line_location(file, line), error, encoding, 0) from error
 
 
-def read_pieces(file: TextFile) -> Iterator[str]:
+def read_pieces(file: TextFile) -> Generator[str]:
     """Yield the text of a file of UTF-8 in pieces, without a byte order mark.
 
     Raises:
@@ -546,36 +540,30 @@ def _open_table(
         from pyarrow import parquet
 
         file = parquet.ParquetFile(stream)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        groups = [group for group, end in enumerate(ends) if end > start]  # others are not read
+        start -= ends[groups[0] - 1] if groups and groups[0] else 0
         columns = [column] if column in file.schema_arrow.names else None
-
-        def batches() -> Iterator[Any]:
-            remaining = start
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if remaining >= rows:  # without reading it
-                    remaining -= rows
-                    continue
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
-                    yield batch.slice(remaining)
-                    remaining = max(0, remaining - len(batch))
-
-        return file.schema_arrow, batches()
-    from pyarrow import ipc
-
-    if _peek(stream).startswith(b"ARROW1"):
-        table = ipc.open_file(stream)
-        all_batches = (table.get_batch(number) for number in range(table.num_record_batches))
+        schema = file.schema_arrow
+        batches = file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns)
     else:
-        table = ipc.open_stream(stream)
-        all_batches = iter(table)
+        from pyarrow import ipc
 
-    def sliced() -> Iterator[Any]:
+        if _peek(stream).startswith(b"ARROW1"):
+            table = ipc.open_file(stream)
+            batches = (table.get_batch(number) for number in range(table.num_record_batches))
+        else:
+            table = batches = ipc.open_stream(stream)
+        schema = table.schema
+
+    def rest() -> Iterator[Any]:
         remaining = start
-        for batch in all_batches:
+        for batch in batches:
             yield batch.slice(remaining)
             remaining = max(0, remaining - len(batch))
 
-    return table.schema, sliced()
+    return schema, rest()
 
 
 def _class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ standard library. It is real text and real code, and needs no network.
 import dataclasses
 import functools
 import importlib
+import itertools
 import pathlib
 import sys
 import sysconfig
@@ -27,6 +28,8 @@ from train.data.rows import (
     split_lines,
 )
 from train.errors import UserError, as_user_error
+
+_PIECES_IN_MEMORY = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,16 @@ class Document:
         return Document(self.name, pieces)
 
 
+def _read_document(file: TextFile) -> Document:
+    """Return a file of plain text as one document. Only a short one is held in memory."""
+    pieces = read_pieces(file)
+    first = list(itertools.islice(pieces, _PIECES_IN_MEMORY))
+    if next(pieces, None) is None:
+        return Document(file.name, "".join(first))
+    pieces.close()
+    return Document(file.name, functools.partial(read_pieces, file))
+
+
 class DocumentReader:
     """Documents of the files of one source.
 
@@ -137,10 +150,7 @@ class DocumentReader:
         """
         if self._is_text(file):
             if start == START:
-                yield (
-                    RecordPosition(1, 1),
-                    Document(file.name, functools.partial(read_pieces, file)),
-                )
+                yield RecordPosition(1, 1), _read_document(file)
             return
         num_nulls = 0
         for row in file_rows(file, start=start, column=self._field):

@@ -3,9 +3,13 @@ import json
 import pathlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.train.data.formats import contents
+from train.data import rows, text_files
+from train.data.corpus import TextCorpus, prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.text_files import (
     Document,
@@ -177,3 +181,43 @@ def test_one_line_of_json_is_a_document_or_a_row(tmp_path: pathlib.Path, lines: 
     (tmp_path / "a.json").write_text(text)
     texts = [each for _, each in read(tmp_path / "a.json")]
     assert texts == (["a", long] if lines == 1 else [long, "b"])
+
+
+def test_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\N{ZERO WIDTH NO-BREAK SPACE}é日本\r\n🙂 two\nthree"
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-8-sig"))
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 3)
+    monkeypatch.setattr(text_files, "_PIECES_IN_MEMORY", 2)
+    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    assert len(list(document.pieces())) > 5
+    assert document.text == text
+    assert (document.num_characters, document.num_bytes) == (len(text), len(text.encode()))
+    assert document.part(2, 9).text == text[2:9]
+    assert document.first_bytes(8).text == text.encode()[:8].decode(errors="ignore")
+    (tmp_path / "a.txt").write_bytes(b"one\nt\xc3\xa9o\nth\xc3ree, and more text")
+    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    with pytest.raises(UserError, match=r"a\.txt:3: not UTF-8 at byte 11 of the file \(0xc3\)"):
+        list(document.pieces())
+
+
+@pytest.mark.parametrize("max_bytes", [0, 150_001])
+def test_tokens_do_not_depend_on_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    random = np.random.default_rng(0)
+    words = ["one", "deux", "três,", "日本。", "\n", "é", "x" * 9]
+    (tmp_path / "a.txt").write_text(" ".join(random.choice(words, size=40_000)))
+
+    def prepared(cache: str) -> TextCorpus:
+        settings = TokenizerConfig("bpe", vocab_size=280)
+        config = TextDataConfig(str(tmp_path / "a.txt"), tokenizer=settings, max_bytes=max_bytes)
+        return prepare_text(config, cache_dir=tmp_path / cache)
+
+    whole = prepared("whole")
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 7001)
+    monkeypatch.setattr(text_files, "_PIECES_IN_MEMORY", 1)
+    in_pieces = prepared("pieces")
+    assert in_pieces.digest == whole.digest
+    for name, stream in whole.streams.items():
+        np.testing.assert_array_equal(in_pieces.streams[name].tokens, stream.tokens)
+        assert len(stream.tokens) > 3000

@@ -3,14 +3,16 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import numpy as np
 
 from train.data.batches import example_ids, host_rows
-from train.data.data_config import DataConfig, require, require_types
+from train.data.data_config import DataConfig
 from train.data.examples import choose_held_out_examples, seeded_permutation
 from train.data.token_file import HostBatch
 from train.errors import UserError
+from transformer.validation import Mark, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,15 +21,11 @@ class ArrayDataConfig(DataConfig):
 
     length_field = "length"
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """File or folder, for a task that reads one."""
 
-    length: int = 64
+    length: Annotated[PositiveInt, Mark.COMMON] = 64
     """Positions of an example, T."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data")
-        require(self.length >= 1, f"data.length: {self.length} is too small; give 1 or more")
 
     @property
     def longest_example(self) -> int:

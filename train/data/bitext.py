@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
 from train.data.chat_template import end_tokens
-from train.data.data_config import TokenizerConfig, require
+from train.data.data_config import TokenizerConfig
 from train.data.examples import (
     ExampleCorpus,
     ExampleDataConfig,
@@ -26,8 +26,9 @@ from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_nam
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
 from train.files import HTTP_SCHEMES
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +49,16 @@ class BitextDataConfig(ExampleDataConfig):
     """Ending of the file, or name of the column, in the target language. BLEU takes it as the
     language's code."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of a sentence, its end token included. Longer pairs are removed
     from the training split and truncated in the others. Their number is reported."""
 
-    batch_tokens: int = 0
+    batch_tokens: NonNegativeInt = 0
     """Maximum number of tokens of a batch: its rows times the longer of its two sides, padding
     included. Batches of shorter pairs have more rows, up to batch_size (0: no such limit). 0: every
     batch has batch_size pairs, of any length."""
 
-    batch_size_multiple: int = 8
+    batch_size_multiple: PositiveInt = 8
     """With batch_tokens, rows of a batch are a multiple of this, so that they divide among devices
     and microbatches. It is a setting, and not derived from them, because the order of the data must
     not depend on the hardware."""
@@ -68,22 +69,13 @@ class BitextDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("source_lang", "target_lang"):
-            require(
-                bool(getattr(self, name)), f"data.{name}: is empty; give a file ending such as en"
+            if not getattr(self, name):
+                raise UsageError(f"data.{name}: is empty; give a file ending such as en")
+        if self.source_lang == self.target_lang:
+            raise UsageError(
+                f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
+                "of the other files"
             )
-        require(
-            self.source_lang != self.target_lang,
-            f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
-            "of the other files",
-        )
-        require(
-            self.batch_tokens >= 0,
-            f"data.batch_tokens: {self.batch_tokens} is negative; give 0 for none, or more",
-        )
-        require(
-            self.batch_size_multiple >= 1,
-            f"data.batch_size_multiple: {self.batch_size_multiple} is too small; give 1 or more",
-        )
 
     @property
     def shortest_row(self) -> int:

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from train.data.chat_template import (
     Message,
     encode_chat,
 )
-from train.data.data_config import TokenizerConfig, require
+from train.data.data_config import TokenizerConfig
 from train.data.examples import (
     Example,
     ExampleCorpus,
@@ -46,16 +46,17 @@ from train.data.files import find_file
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
+from transformer.validation import Bounds, Mark
 
 
 def require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
     """Raise UsageError for tokens that are words: `Yes.<eos>User:` would be one."""
-    require(
-        tokenizer.kind != "word",
-        "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
-        "bpe, or file with the tokenizer of a model",
-    )
+    if tokenizer.kind == "word":
+        raise UsageError(
+            "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
+            "bpe, or file with the tokenizer of a model"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ConversationDataConfig(ExampleDataConfig):
     or both lists of messages.
     """
 
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
     """Tokens of a row. Longer conversations are cut at their ends; their number is reported."""
 
     packing: bool = True

@@ -11,7 +11,7 @@ import numpy as np
 
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.data_config import DataConfig, TokenizerConfig, require, require_types
+from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
 from train.data.rows import located_rows
 from train.data.token_file import HostBatch
@@ -20,7 +20,8 @@ from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
 from train.files import cache_key
 from train.runtime.stages import stage
-from transformer.validation import Bounds
+from train.settings import HostSeed
+from transformer.validation import Bounds, Mark, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,50 +32,31 @@ class ExampleDataConfig(DataConfig):
     are in docs/tasks.md.
     """
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """Training examples. Held-out examples are taken from it unless there are validation files."""
 
-    validation_path: str = ""
+    validation_path: Annotated[str, Mark.RESUMABLE] = ""
     """Validation examples. Empty: those of a folder that has files of this split, or held out of
     path."""
 
-    test_path: str = ""
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
     """Test examples. Empty: those of a folder that has files of this split, or none."""
 
-    validation_fraction: float = 0.1
+    validation_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.1
     """Fraction of the examples of path to hold out if validation_path is empty."""
 
-    split_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    split_seed: HostSeed = 0
     """Seed of the choice of held-out examples."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of an example."""
 
-    max_buckets: int = 8
+    max_buckets: PositiveInt = 8
     """Maximum number of lengths that examples are padded to. Each is a program to compile. 1: pad
     all examples to the longest."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Settings of the tokenizer. It is trained on the training split."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data")
-        require(
-            0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a fraction; give a "
-            "number between 0 and 1",
-        )
-        require(
-            self.split_seed >= 0,
-            f"data.split_seed: {self.split_seed} is negative; give 0 or more",
-        )
-        require(
-            self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
-        )
-        require(
-            self.max_buckets >= 1,
-            f"data.max_buckets: {self.max_buckets} is too few; give 1 or more",
-        )
 
     @property
     def longest_example(self) -> int:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
-from train.data.data_config import TokenizerConfig, require
+from train.data.data_config import TokenizerConfig
 from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.text_labels import (
     ClassificationDataConfig,
@@ -22,8 +22,9 @@ from train.data.text_labels import (
     read_labeled_texts,
 )
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
-from transformer.validation import Bounds
+from train.errors import UsageError, UserError
+from train.settings import HostSeed
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,33 +36,33 @@ class ListOpsDataConfig(ExampleDataConfig):
     are read from files.
     """
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """File as the arena publishes it, with columns Source and Target; likewise validation_path and
     test_path. Empty: expressions are generated."""
 
-    train_examples: int = 96_000
+    train_examples: PositiveInt = 96_000
     """Number of training expressions to generate."""
 
-    validation_examples: int = 2000
+    validation_examples: PositiveInt = 2000
     """Number of validation expressions to generate."""
 
-    test_examples: int = 2000
+    test_examples: PositiveInt = 2000
     """Number of test expressions to generate."""
 
-    min_length: int = 500
+    min_length: NonNegativeInt = 500
     """Generated expressions have more tokens than this. Operators, digits and ] are one token."""
 
-    max_length: int = 2000
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 2000
     """Generated expressions have fewer tokens than this, so that they fit with the start token.
     Longer ones in files are truncated."""
 
-    max_depth: Annotated[int, Bounds(maximum=500)] = 10
+    max_depth: Annotated[int, Bounds(2, 500)] = 10
     """Maximum depth of nesting: operators stand at smaller depths, and digits alone at this one."""
 
-    max_arguments: Annotated[int, Bounds(maximum=2**16)] = 10
+    max_arguments: Annotated[int, Bounds(2, 2**16)] = 10
     """Maximum number of arguments of an operator; the minimum is 2."""
 
-    generator_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    generator_seed: HostSeed = 0
     """Seed of the generated expressions."""
 
     tokenizer: TokenizerConfig = TokenizerConfig(
@@ -71,29 +72,16 @@ class ListOpsDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("train_examples", 1),
-            ("validation_examples", 1),
-            ("test_examples", 1),
-            ("min_length", 0),
-            ("max_depth", 2),
-            ("max_arguments", 2),
-            ("generator_seed", 0),
-        ):
-            value = getattr(self, name)
-            require(value >= least, f"data.{name}: {value} is too small; give {least} or more")
-        require(
-            # Both bounds are exclusive: one length has to lie between them.
-            self.max_length - self.min_length >= 2,
-            f"data.min_length: no expression is longer than {self.min_length} tokens and "
-            f"shorter than data.max_length {self.max_length}; give less",
-        )
-        if not self.path:
-            for name in ("validation_path", "test_path"):
-                require(
-                    not getattr(self, name),
-                    f"data.{name}: has no effect while expressions are generated; set data.path "
-                    "too",
+        # Both bounds are exclusive: one length has to lie between them.
+        if self.max_length - self.min_length < 2:
+            raise UsageError(
+                f"data.min_length: no expression is longer than {self.min_length} tokens and "
+                f"shorter than data.max_length {self.max_length}; give less"
+            )
+        for name in ("validation_path", "test_path"):
+            if getattr(self, name) and not self.path:
+                raise UsageError(
+                    f"data.{name}: has no effect while expressions are generated; set data.path too"
                 )
 
 

@@ -12,7 +12,7 @@ number of tokens that they sum over: {"chosen": -21.5, "rejected": -30.2, "token
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -33,13 +33,14 @@ from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from transformer.validation import Bounds, Mark
 
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceDataConfig(ExampleDataConfig):
     """Pairs of answers in JSON lines: `prompt`, `chosen` and `rejected`, texts or messages."""
 
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
     """Tokens of a row, which holds both sequences of a pair: half of it for each. Longer sequences
     are cut at their ends; their number is reported."""
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
-from train.data.data_config import require, require_one_of
 from train.data.examples import (
     ExampleCorpus,
     ExampleDataConfig,
@@ -28,7 +27,7 @@ from train.data.files import Notes, TextFile
 from train.data.rows import FORMATS_PAGE, TextForm, located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
 
 ClassificationFormat = Literal["tsv", "label_first"]
 
@@ -62,25 +61,24 @@ class ClassificationDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("data.format", self.format, ClassificationFormat)
         if self.format == "tsv" and not self.header:
             for name in ("label_column", "text_column"):
                 column = getattr(self, name)
-                require(
-                    column.isdecimal(),
-                    f"data.{name}: {column!r} is not a column number, and there is no header to "
-                    "find a name in; give 0 or more, or set data.header",
-                )
-        require(
-            self.label_column != self.text_column,
-            f"data.text_column: column {self.text_column} is the label; give another",
-        )
+                if not column.isdecimal():
+                    raise UsageError(
+                        f"data.{name}: {column!r} is not a column number, and there is no header "
+                        "to find a name in; give 0 or more, or set data.header"
+                    )
+        if self.label_column == self.text_column:
+            raise UsageError(
+                f"data.text_column: column {self.text_column} is the label; give another"
+            )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            require(
-                False, f"data.encoding: {self.encoding!r} is not known; give utf-8 or latin-1, say"
-            )
+            raise UsageError(
+                f"data.encoding: {self.encoding!r} is not known; give utf-8 or latin-1, say"
+            ) from None
 
 
 class LabeledText(NamedTuple):

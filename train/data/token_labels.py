@@ -4,13 +4,12 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
-from train.data.data_config import require_one_of
 from train.data.examples import (
     ExampleCorpus,
     ExampleDataConfig,
@@ -36,6 +35,7 @@ from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from transformer.validation import Bounds, Mark
 
 TagColumn = Literal["upos", "xpos"]
 
@@ -51,13 +51,9 @@ class TokenLabelDataConfig(ExampleDataConfig):
     tag_column: TagColumn = "upos"
     """CoNLL-U: the universal tags, or those of the language."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of a row. A longer sentence is cut between words into several rows,
     so that no word is lost."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("data.tag_column", self.tag_column, TagColumn)
 
 
 CONLLU_COLUMNS = 10

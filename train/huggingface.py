@@ -17,12 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from train.checkpoint.manager import CheckpointManager
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment

@@ -21,9 +21,9 @@ from jax.experimental import multihost_utils
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.retention import RetentionPolicy
-from train.data.files import AnyPath
 from train.errors import UserError, as_damaged, as_user_error
 from train.experiment import CheckpointConfig, Experiment
+from train.files import AnyPath
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
 from train.recovery.recovery_config import RecoveryConfig
 from train.run_folder.folder import RunFolder

@@ -16,16 +16,11 @@ from train.cli.config_verbs import FitArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_to_dict, flatten_experiment
-from train.data.bitext import prepare_bitext
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
-from train.data.text_labels import prepare_classification
-from train.data.token_labels import prepare_token_labels
+from train.data.text_labels import ClassificationDataConfig, prepare_classification
+from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment

@@ -8,7 +8,8 @@ import pytest
 
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
-from train.data.example_configs import BitextDataConfig, ClassificationDataConfig
+from train.data.bitext import BitextDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
 from train.experiment import EvaluationConfig, Experiment, SampleConfig, TrackingConfig

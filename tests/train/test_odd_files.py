@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.train.data.formats import contents
 from tests.train.object_store import bucket as bucket
 from tests.train.support import tiny
 from train.config.experiment_files import find_experiment
-from train.data.bounded_files import iter_lines, read_bytes
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.disk_cache import cache_folder
-from train.data.files import TextFile, expand_path
+from train.data.files import TextFile
 from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.expected_time import load_prices
+from train.files import cache_folder, expand_path, iter_lines, read_bytes
 from train.rollback import RollbackRecord
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment, read_labels
@@ -30,7 +30,7 @@ from train.telemetry.reporter import Reporter
 
 
 def text(path: Path) -> list[Any]:
-    return list(read_documents([TextFile(path.name, path)]))
+    return contents(read_documents([TextFile(path.name, path)]))
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -70,7 +70,7 @@ def test_files_are_read_to_the_limit(tmp_path: Path, bucket: str) -> None:
         assert read_bytes(path, 5) == b"12345"
         with pytest.raises(UserError, match=r"a.json: has 5 bytes or more, and at most 4 bytes"):
             read_bytes(path, 4)
-        assert list(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
+        assert contents(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:
@@ -118,11 +118,11 @@ def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_CACHE_HOME", "TRANSFORMER_CACHE"):
         monkeypatch.delenv(name, raising=False)
 
-    def homeless() -> Path:
+    def homeless(self: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(UserError, match=r"the home folder is not known"):
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    with pytest.raises(UserError, match=r"the home folder of ~ is not known"):
         cache_folder("")
 
 

@@ -19,9 +19,9 @@ import importlib.resources
 import tomllib
 from typing import Any, NamedTuple
 
-from train.data.files import expand_path
 from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.chips import CHIPS, Chip
+from train.files import expand_path
 
 MAX_DOLLARS_PER_HOUR = 1e9
 """Upper limit of a valid price."""

@@ -60,7 +60,9 @@ def enable_compilation_cache() -> None:
     Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
     set to the empty string turns the cache off.
     """
-    from train.data.disk_cache import user_cache_folder
+    import jax
+
+    from train.files import user_cache_folder
 
     # JAX's type stubs do not list the attributes of its configuration.
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009

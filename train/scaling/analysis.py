@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from train.data.files import expand_path
 from train.errors import UserError, as_user_error
+from train.files import expand_path
 from train.scaling.laws import (
     Interval,
     IsoFlopMinimum,

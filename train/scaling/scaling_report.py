@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from train.data.files import AnyPath, expand_path
+from train.files import AnyPath, expand_path
 from train.runtime.writing import explain_write_errors, write_atomically
 from train.scaling.analysis import (
     CONSTANTS,

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.runtime.writing import write_atomically
 from train.sweep.grid import SweepRun, short_names
 from train.sweep.sweep_folder import RunResult

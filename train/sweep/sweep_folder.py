@@ -18,8 +18,8 @@ from typing import Any, Literal
 import filelock
 
 from train.config.io import flatten_experiment
-from train.data.files import expand_path
 from train.errors import UserError
+from train.files import expand_path
 from train.run_folder.folder import read_json
 from train.runtime.writing import explain_write_errors, write_atomically
 from train.sweep.grid import NO_WARM_START, SweepRun

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from train.data.files import AnyPath
 from train.errors import as_user_error
+from train.files import AnyPath
 from train.runtime.writing import explain_write_errors
 
 JsonRecord = dict[str, Any]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry import event_log
 from train.telemetry.event_log import JsonRecord, peak_memory_bytes

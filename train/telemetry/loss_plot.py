@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.runtime.writing import write_atomically
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeGuard
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.runtime.writing import explain_write_errors, unused_path, write_atomically
 from train.telemetry import event_log

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.runtime.writing import explain_write_errors, is_local
 
 if TYPE_CHECKING:

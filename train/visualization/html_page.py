@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from train.data.files import expand_path
 from train.errors import as_user_error
+from train.files import expand_path
 from train.telemetry.event_log import finite_or_none
 
 ASSETS = "assets"

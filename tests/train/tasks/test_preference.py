@@ -16,8 +16,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import PreferenceDataConfig
-from train.data.preferences import parse_pair
+from train.data.preferences import PreferenceDataConfig, parse_pair
 from train.dpo_reference import add_reference
 from train.engines.lora import LoRAConfig
 from train.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from tests.train.object_store import bucket as bucket
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS, MetricsLog, read_metrics
 

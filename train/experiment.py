@@ -13,7 +13,6 @@ from train.data.data_config import (
     DataConfig,
     TextDataConfig,
     require_at_least,
-    require_one_of,
     require_types,
 )
 from train.errors import UsageError
@@ -24,6 +23,7 @@ from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
 from train.tasks.task_configs import LanguageModeling, TaskConfig
+from train.telemetry.trackers import TrackingConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.config import TransformerConfig
 from transformer.validation import MAX_INTEGER, Bounds, check_fraction, check_nested_settings
@@ -116,29 +116,6 @@ class CheckpointConfig:
         require_types(self, "checkpoint")
         require_at_least(0, "checkpoint", self, "every", "keep_every")
         require_at_least(1, "checkpoint", self, "keep_last")
-
-
-TrackerName = Literal["wandb", "mlflow"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrackingConfig:
-    """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
-
-    trackers: tuple[TrackerName, ...] = ()
-    """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of the same name, and reads
-    server and account from its own environment variables. Empty: none."""
-    project: str = "linen-transformer"
-    """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "tracking")
-        for tracker in self.trackers:
-            require_one_of("tracking.trackers", tracker, TrackerName)
-        if len(set(self.trackers)) < len(self.trackers):
-            raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
-        if not self.project:
-            raise UsageError("tracking.project: is empty; give a name")
 
 
 @dataclasses.dataclass(frozen=True)

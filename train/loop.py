@@ -26,6 +26,7 @@ import numpy as np
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.writer import install_log_filters
 from train.config.experiment_files import find_experiment
+from train.config.io import flatten_experiment
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
 from train.data.python_data import hold_data
@@ -46,12 +47,12 @@ from train.runtime.oom import explain_oom, suggest_remedies
 from train.runtime.progress import ProgressBar
 from train.runtime.signals import PreemptedError, StopRequest
 from train.runtime.stages import Stage, show_stages, stage
+from train.start_messages import print_finished
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
 from train.telemetry.reporter import Reporter
-from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,
 )
@@ -173,10 +174,13 @@ class _TrainingLoop:
             if is_main_process:
                 self.setup.write_run_files()
             reporter = Reporter(
-                self.setup.folder,
-                self.experiment,
+                self.setup.folder.path,
                 self.timer,
+                name=self.experiment.name,
+                steps=self.experiment.steps,
                 initial_step=step,
+                tracking=self.experiment.tracking,
+                settings=flatten_experiment(self.experiment),
                 is_main_process=is_main_process,
                 quiet=self.quiet,
             )
@@ -202,7 +206,7 @@ class _TrainingLoop:
         """Return a stage for `restore_or_init`, with the time that it took before."""
         if not checkpoints.steps():
             return stage("initializing the weights")
-        seconds = previous_resume_seconds(self.setup.folder)
+        seconds = previous_resume_seconds(self.setup.folder.time_log)
         return stage("restoring the newest checkpoint", expected_seconds=seconds)
 
     def train_with_rollbacks(self, state: TrainState, step: int, session: _Session) -> TrainState:
@@ -234,10 +238,12 @@ class _TrainingLoop:
         checkpoints, reporter, stop_request = session
         monitor = AnomalyMonitor(experiment.recovery, reporter)
         expected = reporter.previous_compile_seconds
-        profiled = experiment.profiled_steps, self.setup.folder, start_step, reporter.print_message
+        traces, show = self.setup.folder.profile, reporter.print_message
         with (
             contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches,
-            profile_steps(engine.step, *profiled) as train_step,
+            profile_steps(
+                engine.step, experiment.profiled_steps, traces, start_step, show
+            ) as train_step,
         ):
             for step in range(start_step + 1, experiment.steps + 1):
                 if self.lock is not None:

@@ -27,7 +27,7 @@ from train.evaluation.evaluator import evaluate_run, is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry import stages
+from train.runtime import stages
 from train.telemetry.goodput import compute_goodput, read_time_records
 from train.telemetry.reporter import Reporter
 from transformer.attention.variants.reformer import ReformerConfig
@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     workdir = folder / "runs" / "first"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as shown:
         patch.setattr(stages, "FIRST_LINE_SECONDS", 0.0)
-        patch.setattr(stages.TickingDisplay, "first_seconds", 0.0)
+        patch.setattr(stages, "BAR_DELAY_SECONDS", 0.0)
         run = train.fit(experiment, str(workdir))
     return Finished(experiment, workdir, run, shown.getvalue())
 

@@ -5,8 +5,13 @@ What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 
 import dataclasses
 
+from rich.console import Console
+
 from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
 from train.errors import UsageError, UserError
+from train.run_folder.folder import RunFolder
+from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
+from train.visualization.run_report import RunReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,48 +58,17 @@ def run_goodput(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "goodput")
     parse(GoodputArguments, arguments, verb="goodput W")
-    from train.run_folder.folder import RunFolder
-    from train.telemetry.goodput import (
-        ACTIVITY_DESCRIPTIONS,
-        compute_goodput,
-        format_duration,
-        read_time_records,
-    )
-
-    folder = RunFolder.open_existing(workdir)
-    records = read_time_records(folder.time_log)
+    time_log = RunFolder.open_existing(workdir).time_log
+    records = read_time_records(time_log)
     if not records:
-        raise UserError(f"{folder.time_log}: is empty; fit writes it from its first step on")
+        raise UserError(f"{time_log}: is empty; fit writes it from its first step on")
     goodput = compute_goodput(records)
     if json_wanted:
-        plain = dataclasses.asdict(goodput) | {
-            "total": goodput.total,
-            "share": goodput.productive_fraction,
-        }
-        print_json(plain)
-        return 0
-    for activity, seconds in goodput.seconds.items():
-        print(
-            f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
-            f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
-        )
-    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   starts: {goodput.starts}")
-    return 0
-
-
-def run_doctor(arguments: list[str]) -> int:
-    """Print a report of this machine; return 1 if it has a problem."""
-    from train.doctor.report import run_checks
-
-    json_wanted = pop_json_flag(arguments)
-    if arguments:
-        raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
-    report = run_checks()
-    if json_wanted:
-        print_json(report.as_dict())
+        share = {"total": goodput.total, "share": goodput.productive_fraction}
+        print_json(dataclasses.asdict(goodput) | share)
     else:
-        report.print()
-    return 0 if report.ok else 1
+        Console().print(goodput_table(goodput))
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,8 +130,6 @@ def run_report(arguments: list[str]) -> int:
     while arguments and not arguments[0].startswith("-"):
         workdirs.append(arguments.pop(0))
     options = parse(ReportArguments, arguments, verb="report W")
-    from train.visualization.run_report import RunReport
-
     report = RunReport(workdirs)
     report.save(options.output)
     if json_wanted:

@@ -16,7 +16,7 @@ from train.data.bounded_files import too_large_error
 from train.data.example_configs import FeatureDataConfig
 from train.data.files import find_file
 from train.errors import UserError, as_damaged, as_user_error
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 
 TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples
 

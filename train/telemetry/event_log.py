@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
+
 from train.data.files import AnyPath
 from train.errors import as_user_error
 from train.run_folder.writing import explain_write_errors
@@ -60,11 +62,13 @@ def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
     with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
             with path.open("a+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
                 # End a line that a killed process has torn, so that it spoils no other.
-                file.write(_missing_newline(_last_byte(file)) + lines)
+                file.write((b"\n" if file.read() not in (b"", b"\n") else b"") + lines)
         else:
             before = path.read_bytes() if path.exists() else b""
-            path.write_bytes(before + _missing_newline(before[-1:]) + lines)
+            path.write_bytes(before + (b"\n" if before[-1:] not in (b"", b"\n") else b"") + lines)
 
 
 def read_records(path: AnyPath) -> list[JsonRecord]:
@@ -87,7 +91,7 @@ def parse_line(line: str) -> JsonRecord | None:
     """Return the object on a line; None for a torn line."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -122,17 +126,6 @@ def _to_plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _last_byte(file: Any) -> bytes:
-    if not file.seek(0, os.SEEK_END):
-        return b""
-    file.seek(-1, os.SEEK_END)
-    return file.read(1)
-
-
-def _missing_newline(last_byte: bytes) -> bytes:
-    return b"" if last_byte in (b"", b"\n") else b"\n"
-
-
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "linen-transformer")
 """Packages whose versions matter for a run's numbers."""
 
@@ -150,8 +143,6 @@ def installed_versions() -> dict[str, str]:
 
 def peak_memory_bytes() -> dict[str, int]:
     """Return the largest memory so far of this process, and of its first device if it says."""
-    import jax  # here, because reports read logs without it
-
     peaks = {}
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:

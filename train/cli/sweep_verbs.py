@@ -1,48 +1,51 @@
-"""Verbs over many runs: `sweep` and `scaling`.
-
-What computes is imported inside the verbs, so that `--help` loads no JAX.
-"""
+"""Verbs over many runs: `sweep` and `scaling`."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import jax
 import tyro
 
 from train.cli.config_verbs import INIT_MODEL_HELP, parse_config_verb, pop_init_model
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag, print_json
-from train.errors import UsageError
+from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.scaling.design import LearningRateRule, SizeRules, resolve_rule
+from train.run_folder.folder import RunFolder
+from train.scaling.analysis import analyze, read_csv
+from train.scaling.design import (
+    LearningRateRule,
+    SizedRun,
+    SizeRules,
+    design_runs,
+    model_of_size,
+    model_of_width,
+    parse_counts,
+    resolve_rule,
+)
+from train.scaling.scaling_report import (
+    check_design,
+    design_as_dicts,
+    finished_runs,
+    fit_results,
+    print_analysis,
+    print_design,
+    write_report,
+    write_runs,
+)
+from train.sweep import queue
+from train.sweep.grid import NO_WARM_START, SweepRun, expand_grid, parse_grid
+from train.sweep.summary import plot_sweep, print_summary, summarize
+from train.sweep.sweep_folder import RunResult, SweepFolder
+from train.word_vectors import is_word_vector_file
 
-if TYPE_CHECKING:
-    from train.scaling.design import SizedRun
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """Settings of the queue that trains the runs."""
 
-def check_minutes(minutes: float) -> None:
-    """Raise UsageError for a time limit below 0."""
-    if minutes < 0:
-        raise UsageError(
-            f"minutes {minutes}: is negative; give a number of minutes, or 0 for no limit"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepArguments:
-    """Train a grid of settings with several seeds; the same command resumes."""
-
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     workdir: str = ""
-    """Folder of the sweep: a run folder for each run, sweep.json, results.json and sweep.png;
-    default: runs/NAME-sweep."""
-    init_from: str = ""
-    """Folder of a run whose weights and tokenizer every run starts with, or a file of word
-    vectors."""
-    init_only: str = ""
-    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
-    init_adapter: str = ""
-    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
+    """Folder of the runs and their results; default: runs/NAME-sweep, or runs/NAME-scaling."""
     seeds: int = 1
     """Runs of each setting, with the seeds from --seed on."""
     processes: int = 1
@@ -56,79 +59,79 @@ class SweepArguments:
         for name in ("seeds", "processes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_minutes(self.minutes)
+        if self.minutes < 0:
+            raise UsageError(
+                f"minutes {self.minutes}: is negative; give a number of minutes, or 0 for no limit"
+            )
+
+    def train(
+        self, runs: Sequence[SweepRun], workdir: str, *, json_wanted: bool
+    ) -> dict[str, RunResult]:
+        """Train the runs in the queue."""
+        return queue.run_sweep(
+            runs,
+            workdir,
+            processes=self.processes,
+            limit_seconds=60 * self.minutes,
+            quiet=self.quiet or json_wanted,
+        )
 
 
-SWEEP_HELP = """--set FIELD=A,B,C sweeps a setting and may be repeated: every combination of values
-is trained. FIELD is a dotted path as below, or its last name where that is unique."""
-"""Help text of `--set`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(QueueOptions):
+    """Train a grid of settings with several seeds; the same command resumes."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """FIELD=A,B,C sweeps a setting, and may be repeated: every combination of values is trained.
+    FIELD is a dotted path as below, or its last name where that is unique."""
+    init_from: str = ""
+    """Folder of a run whose weights and tokenizer every run starts with, or a file of word
+    vectors."""
+    init_only: str = ""
+    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
+    init_adapter: str = ""
+    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
 
 
 def run_sweep(arguments: list[str]) -> int:
     """Train a grid of settings; print a table of them, best first; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    assignments = pop_option(arguments, "--set")
     change = pop_init_model(arguments)
-    help_text = f"{SWEEP_HELP}\n\n{INIT_MODEL_HELP}"
 
     def build(flags: Sequence[str]) -> SweepArguments:
-        options = [*arguments, *flags]
-        return parse_config_verb("sweep", options, SweepArguments, help_text, change)
+        return parse_config_verb(
+            "sweep",
+            [*arguments, *flags],
+            lambda experiment: SweepArguments(experiment=experiment),
+            INIT_MODEL_HELP,
+            change,
+        )
 
     options = build(())
-    if not assignments and options.seeds == 1:
+    base = options.experiment
+    if not options.set and options.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
-    from train.run_folder.folder import RunFolder
-    from train.sweep import queue
-    from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
-    from train.sweep.summary import plot_sweep, print_summary, summarize
-    from train.sweep.sweep_folder import SweepFolder
-    from train.word_vectors import is_word_vector_file
-
     if options.init_from and not is_word_vector_file(options.init_from):
         # A wrong folder would fail every run.
         RunFolder.open_existing(options.init_from, "init_from")
-    grid = parse_grid(assignments, options.experiment)
-    grid_runs = expand_grid(
-        grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
-    )
+    grid = parse_grid(options.set, base)
     start = {name: getattr(options, name) for name in NO_WARM_START}
-    runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
-    workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
-    quiet = options.quiet or json_wanted
-    results = queue.run_sweep(
-        runs,
-        workdir,
-        processes=options.processes,
-        limit_seconds=60 * options.minutes,
-        quiet=quiet,
-    )
+    runs = [
+        dataclasses.replace(run, warm_start=start)
+        for run in expand_grid(grid, options.seeds, base, lambda flags: build(flags).experiment)
+    ]
+    workdir = options.workdir or f"runs/{base.name}-sweep"
+    results = options.train(runs, workdir, json_wanted=json_wanted)
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
     if json_wanted:
         print_json({"workdir": workdir, **summary.as_dict()})
     else:
-        print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
+        print_summary(summary, f"{base.name}: {len(runs)} runs")
     if plot_sweep(summary, figure) and not json_wanted:
-        print(f"figure: {figure}")
-    sys.stdout.flush()
+        print(f"figure: {figure}", flush=True)
     queue.check_results(results, workdir)
     return 0
-
-
-def pop_option(arguments: list[str], name: str) -> list[str]:
-    """Remove every `NAME VALUE` and `NAME=VALUE` from the arguments; return the values in order."""
-    values, left = [], iter(arguments[:])
-    arguments.clear()
-    for each in left:
-        option, equals, value = each.partition("=")
-        if option != name:
-            arguments.append(each)
-            continue
-        value = value if equals else next(left, "")
-        if not value or value.startswith("--"):
-            raise UsageError(f"{name}: has no value; write {name} FIELD=A,B")
-        values.append(value)
-    return values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,8 +142,6 @@ class FitOptions:
     """Training FLOPs to find the compute-optimal model for; several are separated by commas."""
     bootstrap_samples: int = 200
     """Resamples of the runs behind the 95% intervals."""
-    workdir: str = ""
-    """Folder of the figure and of the fits as JSON (and of the runs, where they are trained)."""
 
     def __post_init__(self) -> None:
         if self.bootstrap_samples < 2:
@@ -148,8 +149,6 @@ class FitOptions:
 
     def budgets(self) -> list[float]:
         """Return the budgets as numbers."""
-        from train.scaling.design import parse_counts
-
         return parse_counts(self.budget, "--budget") if self.budget else []
 
 
@@ -159,10 +158,12 @@ class CsvArguments(FitOptions):
 
     from_csv: str
     """The file: parameters without embeddings, training tokens, held-out loss in nats a token."""
+    workdir: str = ""
+    """Folder of the figure and of the fits as JSON; default: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalingArguments(FitOptions):
+class ScalingArguments(FitOptions, QueueOptions):
     """Train models of several sizes on several numbers of tokens, and fit scaling laws."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
@@ -174,8 +175,6 @@ class ScalingArguments(FitOptions):
     """Training tokens, as 500k,1M,2M: every model is trained on each."""
     flops: str = ""
     """Training FLOPs, as 1e12,4e12: every model is trained for each (isoFLOP)."""
-    seeds: int = 1
-    """Runs of each, with the seeds from --seed on."""
     lr_rule: LearningRateRule = "auto"
     """Learning rate at width D, from that of CONFIG at its own: mup, inverse_sqrt_width or
     constant. auto: mup for adam and adamw, constant for muon."""
@@ -183,21 +182,14 @@ class ScalingArguments(FitOptions):
     """D over the number of layers; 0: that of CONFIG."""
     min_steps: int = 100
     """Steps below which a run has smaller batches."""
-    processes: int = 1
-    """Runs at a time."""
-    minutes: float = 0.0
-    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     dry_run: bool = False
     """Print the runs and train none."""
-    quiet: bool = False
-    """Show no progress."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("seeds", "processes", "min_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_minutes(self.minutes)
+        FitOptions.__post_init__(self)
+        QueueOptions.__post_init__(self)
+        if self.min_steps < 1:
+            raise UsageError(f"min_steps {self.min_steps}: give 1 or more")
         if self.aspect_ratio < 0:
             raise UsageError(f"aspect_ratio {self.aspect_ratio}: is negative; give D / L, or 0")
 
@@ -207,29 +199,18 @@ def run_scaling(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     if any(each.partition("=")[0] == "--from-csv" for each in arguments):
         with as_usage_errors():
-            options = parse(CsvArguments, arguments, verb="scaling")
-        return _fit_csv(options, json_wanted)
+            return _fit_csv(parse(CsvArguments, arguments, verb="scaling"), json_wanted)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(
             "scaling: CONFIG is missing; write scaling CONFIG --sizes N,... --tokens D,... "
             "or scaling --from-csv FILE"
         )
-    given = parse_config_verb("scaling", arguments, lambda base: ScalingArguments(experiment=base))
-    return _run_scaling_sweep(given, json_wanted)
-
-
-def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
-    """Train the runs of a design, fit them, and print the fits."""
-    budgets = options.budgets()
-    sized = _design(options)
-    from train.scaling.results import (
-        check_design,
-        design_as_dicts,
-        finished_runs,
-        fit_results,
-        print_design,
+    # Shapes are counted here. The accelerator is for the processes that train.
+    jax.config.update("jax_platforms", "cpu")
+    options = parse_config_verb(
+        "scaling", arguments, lambda base: ScalingArguments(experiment=base)
     )
-
+    budgets, sized = options.budgets(), _design(options)
     check_design(sized)
     if options.dry_run:
         if json_wanted:
@@ -237,25 +218,13 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
         else:
             print_design(sized)
         return 0
-    from train.scaling.scaling_report import print_analysis, write_report, write_runs
-    from train.sweep import queue
-
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
-    quiet = options.quiet or json_wanted
-    runs = [each.run for each in sized]
-    results = queue.run_sweep(
-        runs,
-        workdir,
-        processes=options.processes,
-        limit_seconds=60 * options.minutes,
-        quiet=quiet,
-    )
+    results = options.train([each.run for each in sized], workdir, json_wanted=json_wanted)
     if not json_wanted:
         print_design(sized, results)
     write_runs(finished_runs(sized, results), workdir)
-    analysis = fit_results(
-        sized, results, budgets=budgets, bootstrap_samples=options.bootstrap_samples
-    )
+    samples = options.bootstrap_samples
+    analysis = fit_results(sized, results, budgets=budgets, bootstrap_samples=samples)
     figure = write_report(analysis, workdir)
     if json_wanted:
         rule = resolve_rule(options.lr_rule, options.experiment)
@@ -263,62 +232,47 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
         print_json({**analysis.as_dict(), **detail})
     else:
         print_analysis(analysis)
-        print(f"figure: {figure}")
-    sys.stdout.flush()
+        print(f"figure: {figure}", flush=True)
     queue.check_results(results, workdir)
     return 0
 
 
-def _design(options: ScalingArguments) -> "list[SizedRun]":
+def _design(options: ScalingArguments) -> list[SizedRun]:
     """Return the runs that the flags describe."""
     if bool(options.sizes) == bool(options.widths):
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
     if not options.tokens and not options.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
-    from train.scaling.design import design_runs, model_of_size, model_of_width, parse_counts
-
-    sizes = parse_counts(
-        options.sizes or options.widths, "--sizes" if options.sizes else "--widths"
-    )
+    base = options.experiment
     tokens = parse_counts(options.tokens, "--tokens") if options.tokens else []
     budgets = parse_counts(options.flops, "--flops") if options.flops else []
-    import jax
-
-    # Shapes are counted here. The accelerator is for the processes that train.
-    jax.config.update("jax_platforms", "cpu")
-    base, rules = (
-        options.experiment,
-        SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps),
-    )
-    try:
-        models = [
-            model_of_size(base.model, size, rules)
-            if options.sizes
-            else model_of_width(base.model, round(size), rules)
-            for size in sizes
-        ]
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(f"scaling: {error}; change --aspect-ratio or the sizes") from error
+    rules = SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps)
+    if options.sizes:
+        sizes = parse_counts(options.sizes, "--sizes")
+        models = [model_of_size(base.model, size, rules) for size in sizes]
+    else:
+        widths = parse_counts(options.widths, "--widths")
+        models = [model_of_width(base.model, round(width), rules) for width in widths]
     # Small sizes may have the same closest model.
-    distinct = list(dict.fromkeys(models))
+    models = list(dict.fromkeys(models))
     return design_runs(
-        base, distinct, tokens=tokens, budgets=budgets, seeds=options.seeds, rules=rules
+        base, models, tokens=tokens, budgets=budgets, seeds=options.seeds, rules=rules
     )
 
 
 def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
     """Fit the runs of a file, and print the fits."""
-    from train.scaling.analysis import fit_csv
-    from train.scaling.scaling_report import print_analysis, write_report
-
-    analysis = fit_csv(options.from_csv, options.budgets(), options.bootstrap_samples)
-    result = analysis.as_dict()
+    runs = read_csv(options.from_csv)
+    try:
+        analysis = analyze(
+            runs, budgets=options.budgets(), bootstrap_samples=options.bootstrap_samples
+        )
+    except ValueError as error:
+        raise UserError(f"{options.from_csv}: {error}") from error
     if options.workdir:
         write_report(analysis, options.workdir)
     if json_wanted:
-        print_json(result)
+        print_json(analysis.as_dict())
     else:
         print_analysis(analysis)
     return 0

@@ -22,7 +22,7 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError, as_user_error
 from train.run import Run
 from train.tasks.task_registry import make_task
-from train.visualization.html_page import build_page, embed_page, read_asset, write_page
+from train.visualization.html_page import build_page, embed_page, write_page
 from transformer.attention_maps import AttentionMap, Stage, attention_maps
 
 FIGURE_FORMATS = (".png", ".pdf", ".svg")
@@ -76,8 +76,6 @@ class AttentionView:
         """Return the page: one file that needs no network."""
         stages = pack_maps(self.maps)
         data: dict[str, Any] = {
-            "title": self.title,
-            "subtitle": self.subtitle,
             "tokens": self.tokens,
             "sources": self.sources or None,
             "causal": bool(self.next_tokens),
@@ -86,9 +84,8 @@ class AttentionView:
             "open": [self.open_place, self.head],
             "open_stage": len(stages) - 1,  # cross-attention, where there is some
         }
-        return build_page(
-            self.title, read_asset("attention.html"), data, ["page.js", "attention.js"]
-        )
+        values = {"title": self.title, "subtitle": self.subtitle}
+        return build_page("attention.html", data, ["page.js", "attention.js"], values)
 
     def save(self, output: str, *, one_head: bool = False) -> None:
         """Write the page, or a figure if the name ends with .png, .pdf or .svg.

@@ -90,10 +90,10 @@ def test_terminal_shows_a_progress_bar(clock: Clock, capsys: pytest.CaptureFixtu
 def test_narrow_terminal_shows_the_time_left(clock: Clock, width: int) -> None:
     console = terminal(width=width)
     name = "transformer_base"
-    with ProgressBar(100_000, description=name, console=console, clock=clock) as bar:
+    with ProgressBar(100_001, description=name, console=console, clock=clock) as bar:
         bar.update(1)
         clock.now += 3600
-        bar.update(50_000, "50000/100000  loss 3.2500  123,456.7 tokens/s")
+        bar.update(50_001, "50001/100001  loss 3.2500  123,456.7 tokens/s")
     assert "1:00:00 left" in shown(console).splitlines()[-2]
 
 

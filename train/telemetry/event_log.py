@@ -7,7 +7,6 @@ while writing: readers skip a torn line, and the next writer ends it.
 """
 
 import datetime
-import importlib.metadata
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import jax
 from train.data.files import AnyPath
 from train.errors import as_user_error
 from train.run_folder.writing import explain_write_errors
+from train.runtime.accelerators import installed_version
 
 JsonRecord = dict[str, Any]
 
@@ -132,13 +132,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "line
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, the operating system and the packages that are installed."""
-    versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: version for name in PACKAGES if (version := installed_version(name))}
+    return {"python": platform.python_version(), "system": platform.platform(), **found}
 
 
 def peak_memory_bytes() -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Optional experiment trackers beside TensorBoard: Weights & Biases and MLflow.
 
-Each tracker has a thread of its own, so that a slow server does not slow training down. A tracker
-that fails is left out from there on, with one warning: `metrics.jsonl` has everything.
+A thread calls them, so that a slow server does not slow training down. A tracker that fails is left
+out from there on, with one warning: `metrics.jsonl` has everything.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ CLOSE_SECONDS = 60.0
 """Longest wait at the end of a run for what a tracker has not sent yet."""
 
 MAX_PENDING = 10_000
-"""Calls that may wait for a tracker's server before the tracker is left out."""
+"""Calls that may wait for the trackers' servers; others are dropped."""
 
 _MLFLOW_PARAMS = 100  # limit of one request
 _MLFLOW_VALUE_CHARACTERS = 500
@@ -162,7 +162,7 @@ class MlflowTracker:
 
 
 Tracker = WandbTracker | MlflowTracker
-"""Tracker of experiments. All calls of one come from one thread, and any may raise."""
+"""Tracker of experiments. All calls come from one thread, and any may raise."""
 
 TRACKERS: dict[TrackerName, Callable[[ModuleType], Tracker]] = {
     "wandb": WandbTracker,
@@ -182,7 +182,7 @@ class Trackers:
         settings: Mapping[str, Any],
         warn: Callable[[str], None],
     ):
-        """Start the trackers, each in a thread.
+        """Start the trackers, in a thread.
 
         Args:
           config: Trackers and their project.
@@ -195,90 +195,67 @@ class Trackers:
         Raises:
           UserError: The package of a tracker is not installed.
         """
-        trackers = {each: TRACKERS[each](_import_tracker(each)) for each in config.trackers}
-        self._file = folder / "trackers.json"
-        is_known = trackers and self._file.exists()
-        self._ids: dict[str, str] = json.loads(self._file.read_text()) if is_known else {}
-        self._lock = threading.Lock()
-        self._threads = []
-        for each, tracker in trackers.items():
-            run = TrackedRun(name, config.project, folder, settings, self._ids.get(each, ""))
-            self._threads.append(_TrackerThread(each, tracker, run, self._keep_id, warn))
+        self._trackers = {each: TRACKERS[each](_import_tracker(each)) for each in config.trackers}
+        self._warn = warn
+        self._calls: queue.Queue[Callable[[TrackerName, Tracker], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+        if not self._trackers:
+            return
+        file = folder / "trackers.json"
+        ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+
+        def start(kind: TrackerName, tracker: Tracker) -> None:
+            run = TrackedRun(name, config.project, folder, settings, ids.get(kind, ""))
+            ids[kind] = tracker.start(run)
+            write_atomically(file, json.dumps(ids, indent=1) + "\n")
+
+        self._calls.put(start)
+        self._thread.start()
 
     def log(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
         """Send the metrics of a split."""
         values = {f"{split}/{name}": float(value) for name, value in metrics.items()}
-        for thread in self._threads:
-            thread.submit(lambda tracker: tracker.log(step, values))
+        self._submit(lambda _, tracker: tracker.log(step, values))
 
     def log_sample(self, step: int, text: str) -> None:
         """Send a generated text."""
-        for thread in self._threads:
-            thread.submit(lambda tracker: tracker.log_sample(step, text))
+        self._submit(lambda _, tracker: tracker.log_sample(step, text))
 
     def close(self, error: BaseException | None) -> None:
         """End the trackers' runs, and wait a while for what is not sent yet."""
+        if not self._thread.is_alive():
+            return
         outcome: Outcome = "finished"
         if error is not None:
             outcome = "preempted" if isinstance(error, PreemptedError) else "failed"
-        for thread in self._threads:
-            thread.submit(lambda tracker: tracker.finish(outcome))
-        for thread in self._threads:
-            thread.close()
-
-    def _keep_id(self, name: str, run_id: str) -> None:
-        with self._lock:
-            self._ids[name] = run_id
-            write_atomically(self._file, json.dumps(self._ids, indent=1) + "\n")
-
-
-class _TrackerThread:
-    """Thread that calls one tracker, until the first error."""
-
-    def __init__(
-        self,
-        name: str,
-        tracker: Tracker,
-        run: TrackedRun,
-        keep_id: Callable[[str, str], None],
-        warn: Callable[[str], None],
-    ):
-        self._name, self._tracker, self._warn, self._keep_id = name, tracker, warn, keep_id
-        self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue()
-        self._failed = False
-        self._thread = threading.Thread(
-            target=self._work, args=(run,), name=f"tracker-{name}", daemon=True
-        )
-        self._thread.start()
-
-    def submit(self, call: Callable[[Tracker], None]) -> None:
-        if self._calls.qsize() >= MAX_PENDING:
-            self._fail(f"{MAX_PENDING} calls wait for it")
-        if not self._failed:
-            self._calls.put(call)
-
-    def close(self) -> None:
+        self._calls.put(lambda _, tracker: tracker.finish(outcome))
         self._calls.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._fail(f"has not sent everything in {CLOSE_SECONDS:g} s")
+            for name in self._trackers:
+                self._warn_of(name, f"has not sent everything in {CLOSE_SECONDS:g} s")
 
-    def _work(self, run: TrackedRun) -> None:
-        try:
-            self._keep_id(self._name, self._tracker.start(run))
-            while not self._failed and (call := self._calls.get()) is not None:
-                call(self._tracker)
-        except Exception as error:  # noqa: BLE001
-            # A tracker only shows how the run is doing: no error of it may end the training.
-            self._fail(str(error).strip().partition("\n")[0] or type(error).__name__)
+    def _submit(self, call: Callable[[TrackerName, Tracker], None]) -> None:
+        # A server that has hung for so long gets no more: the calls would fill the memory.
+        if self._trackers and self._calls.qsize() < MAX_PENDING:
+            self._calls.put(call)
 
-    def _fail(self, reason: str) -> None:
-        if not self._failed:
-            self._failed = True
-            self._warn(
-                f"tracking.trackers {self._name}: {reason}; the run goes on without it, and "
-                "metrics.jsonl has all metrics"
-            )
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            for name, tracker in list(self._trackers.items()):
+                try:
+                    call(name, tracker)
+                except Exception as error:  # noqa: BLE001
+                    # A tracker only shows how the run is doing: no error of it may end training.
+                    del self._trackers[name]
+                    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                    self._warn_of(name, reason)
+
+    def _warn_of(self, name: str, reason: str) -> None:
+        self._warn(
+            f"tracking.trackers {name}: {reason}; the run goes on without it, and metrics.jsonl "
+            "has all metrics"
+        )
 
 
 def _import_tracker(name: str) -> ModuleType:

@@ -214,12 +214,6 @@ def encode_weights(
     return np.where(visible, codes, np.uint8(0))
 
 
-def decode_weights(codes: np.ndarray) -> np.ndarray:
-    """Return the weights of codes, as the page computes them; 0 where hidden."""
-    roots = (np.maximum(codes, 1).astype(np.float64) - 1) / (MAX_CODE - 1)
-    return np.asarray(roots**2)
-
-
 def shrink(codes: np.ndarray, size: int = THUMBNAIL_SIZE) -> np.ndarray:  # [N, T, S]
     """Return thumbnails: the largest code of each cell, so that no bright pair is lost."""
     for axis in (1, 2):

@@ -20,7 +20,6 @@ from train.errors import UserError
 from train.visualization.attention_view import (
     AttentionView,
     _find_layer,
-    decode_weights,
     draw_head,
     encode_weights,
     shrink,
@@ -30,6 +29,11 @@ from train.visualization.attention_view import (
 from transformer.attention_maps import AttentionMap
 
 SOURCES = ["die", "katze", "<|endoftext|>"]
+
+
+def decode_weights(codes: np.ndarray) -> np.ndarray:
+    """Return the weights of codes, as the page computes them; 0 where hidden."""
+    return np.asarray(((np.maximum(codes, 1).astype(np.float64) - 1) / 254) ** 2)
 
 
 def softmax_map(

@@ -231,20 +231,19 @@ def compress(codes: np.ndarray) -> str:
     return base64.b64encode(stream).decode()
 
 
-def pack_maps(maps: Sequence[AttentionMap], example: int = 0) -> list[dict[str, Any]]:
-    """Return the stages of one example as JSON: their layers, thumbnails and heads."""
+def pack_maps(maps: Sequence[AttentionMap]) -> list[dict[str, Any]]:
+    """Return the stages of the first example as JSON: their layers, thumbnails and heads."""
     stages: list[dict[str, Any]] = []
     for name, title in STAGE_TITLES.items():
-        layers = [pack_layer(each, example) for each in maps if each.stage == name]
+        layers = [pack_layer(each) for each in maps if each.stage == name]
         if layers:
             stages.append({"name": name, "title": title, "layers": layers})
     return stages
 
 
-def pack_layer(attention: AttentionMap, example: int = 0) -> dict[str, Any]:
-    """Return a layer of one example as JSON."""
-    weights, visible = np.asarray(attention.weights)[example], np.asarray(attention.visible)
-    codes = encode_weights(weights, visible[example if len(visible) > 1 else 0])
+def pack_layer(attention: AttentionMap) -> dict[str, Any]:
+    """Return a layer of the first example as JSON."""
+    codes = encode_weights(np.asarray(attention.weights)[0], np.asarray(attention.visible)[0])
     thumbnails = shrink(codes)
     return {
         "layer": attention.layer,

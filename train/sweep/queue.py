@@ -92,15 +92,13 @@ def _train(
     processes = min(processes, len(waiting))
     workers: dict[int, Worker] = {}
     deadline = time.monotonic() + limit_seconds if limit_seconds else math.inf
-    bar = ProgressBar(
-        sum(run.cost for run in runs),
-        completed=sum(run.cost for run in runs if run.name in results),
-        description="sweep",
-        quiet=quiet,
-    )
+    total = sum(run.cost for run in runs)
+    completed = sum(run.cost for run in runs if run.name in results)
+    bar = ProgressBar(total, completed=completed, description="sweep", quiet=quiet)
     stopped_by: str | None = None
     with StopRequest(trains=False) as stop_request, bar, contextlib.ExitStack() as unseen:
         unseen.callback(lambda: stop_all(workers.values()))
+        bar.update(completed + 1e-6 * total)  # the speed is measured from the first amount on
         while waiting or workers:
             if stopped_by is None:
                 for slot in set(range(processes)) - workers.keys():

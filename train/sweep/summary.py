@@ -1,15 +1,12 @@
 """Summary of a sweep: mean and spread over seeds of every setting, as a table and as a figure."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,9 +16,6 @@ from train.run_folder.writing import write_atomically
 from train.sweep.grid import SweepRun, short_names
 from train.sweep.sweep_folder import RunResult
 from train.telemetry.event_log import finite_or_none
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,13 +169,42 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
         return False
     from matplotlib.figure import Figure  # importing it takes half a second
 
+    labels, field = short_names(list(settings[0].settings)), main_field(settings)
+    lines: dict[str, list[SettingSummary]] = {}
+    for each in settings:
+        others = [f"{labels[name]}={x}" for name, x in each.settings.items() if name != field]
+        lines.setdefault(_plain(", ".join(others)) if field else "", []).append(each)
     figure = Figure(figsize=(7, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    field = main_field(settings)
-    if field is None:
-        _draw_categories(axes, settings)
+    for number, (label, group) in enumerate(sorted(lines.items())):
+        if field:
+            group.sort(key=lambda each: float(each.settings[field]))
+        x = [float(each.settings[field]) if field else settings.index(each) for each in group]
+        spread = [each.deviation if math.isfinite(each.deviation) else 0.0 for each in group]
+        axes.errorbar(
+            x,
+            [each.mean for each in group],
+            spread,
+            fmt="o-" if field else "o",
+            color=f"C{number % 10}",
+            ms=4,
+            capsize=3,
+            label=label or None,
+        )
+        for place, each in zip(x, group, strict=True):
+            axes.scatter([place] * len(each.values), each.values, s=9, color=f"C{number % 10}")
+    if field:
+        numbers = [float(each.settings[field]) for each in settings]
+        if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO:
+            axes.set_xscale("log")
+        axes.set_xlabel(labels[field].replace("_", " "))
+        if 1 < len(lines) <= MAX_LEGEND_ENTRIES:
+            axes.legend(frameon=False, fontsize="small")
     else:
-        _draw_lines(axes, settings, field)
+        names = [_plain("\n".join(each.settings.values())) or "all" for each in settings]
+        axes.set_xticks(range(len(settings)), names, fontsize="small")
+        axes.set_xlim(-0.5, len(settings) - 0.5)
+        axes.set_xlabel(", ".join(labels.values()) or "setting")
     arrow = "lower" if summary.lower_is_better else "higher"
     axes.set_ylabel(f"held-out {summary.metric.replace('_', ' ')} ({arrow} is better)")
     axes.grid(visible=True, alpha=0.25)
@@ -202,51 +225,9 @@ def main_field(settings: Sequence[SettingSummary]) -> str | None:
     return max(counts, key=lambda field: counts[field]) if counts else None
 
 
-def _draw_lines(axes: Axes, settings: Sequence[SettingSummary], field: str) -> None:
-    labels = short_names(list(settings[0].settings))
-    lines: dict[str, list[SettingSummary]] = {}
-    for each in settings:
-        others = [f"{labels[name]}={x}" for name, x in each.settings.items() if name != field]
-        lines.setdefault(_plain(", ".join(others)), []).append(each)
-    for number, (label, group) in enumerate(sorted(lines.items())):
-        group.sort(key=lambda each: float(each.settings[field]))
-        x = np.array([float(each.settings[field]) for each in group])
-        _draw_group(axes, x, group, color=f"C{number % 10}", line="o-", label=label or None)
-    x = np.array([float(each.settings[field]) for each in settings])
-    if x.min() > 0 and x.max() / x.min() >= LOG_RATIO:
-        axes.set_xscale("log")
-    axes.set_xlabel(labels[field].replace("_", " "))
-    if 1 < len(lines) <= MAX_LEGEND_ENTRIES:
-        axes.legend(frameon=False, fontsize="small")
-
-
-def _draw_categories(axes: Axes, settings: Sequence[SettingSummary]) -> None:
-    _draw_group(axes, np.arange(len(settings)), settings, color="C0", line="o", label=None)
-    names = [_plain("\n".join(each.settings.values())) or "all" for each in settings]
-    axes.set_xticks(range(len(settings)), names, fontsize="small")
-    axes.set_xlim(-0.5, len(settings) - 0.5)
-    axes.set_xlabel(", ".join(short_names(list(settings[0].settings)).values()) or "setting")
-
-
 def _plain(text: str) -> str:
     """Return a text in which matplotlib finds no formulas."""
     return text.replace("$", r"\$")
-
-
-def _draw_group(
-    axes: Axes,
-    x: np.ndarray,  # [settings]
-    settings: Sequence[SettingSummary],
-    *,
-    color: str,
-    line: str,
-    label: str | None,
-) -> None:
-    means = [each.mean for each in settings]
-    deviations = [each.deviation if math.isfinite(each.deviation) else 0.0 for each in settings]
-    axes.errorbar(x, means, deviations, fmt=line, color=color, ms=4, capsize=3, label=label)
-    for place, each in zip(x, settings, strict=True):
-        axes.scatter([place] * len(each.values), each.values, s=9, color=color, alpha=0.5)
 
 
 def _is_number(text: str) -> bool:

@@ -47,7 +47,8 @@ class ProgressBar(Display):
         self._task = self.bars.add_task(
             self._description, total=self._total, completed=int(self._completed), status=""
         )
-        self._exits.enter_context(self.bars)
+        if self.draws_bars:  # else rich 13 prints an empty line at the end
+            self._exits.enter_context(self.bars)
         self._exits.enter_context(use_display(self))
         return self
 

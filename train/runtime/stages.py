@@ -123,7 +123,8 @@ class Display:
             if thread.ident is not None:
                 thread.join()
             if len(self.bars.tasks) == 1:
-                self.bars.stop()  # with the task, whose line it erases
+                if self.draws_bars:  # else rich 13 prints an empty line
+                    self.bars.stop()  # with the task, whose line it erases
                 self.bars = self.make_bars(transient=True)
             else:
                 self.bars.remove_task(stage.task)

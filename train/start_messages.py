@@ -1,13 +1,13 @@
 """Messages and events at the start of a run: what trains, on what, and what differs from before."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from train.config.resolve import unavailable_backends
-from train.engine import Engine
+from train.engines.engine import Engine
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.runtime.accelerators import accelerator_warnings
@@ -39,6 +39,7 @@ def log_start(
     folder: RunFolder,
     step: int,
     *,
+    auto_choices: Mapping[str, str],
     is_new_run: bool,
     training_data: str,
     notes: Sequence[str] = (),
@@ -53,6 +54,7 @@ def log_start(
       experiment: Resolved settings.
       folder: Folder of the run.
       step: Step of the restored state; 0 at the start.
+      auto_choices: What each `auto` setting became.
       training_data: Amount of training data, as text.
       is_new_run: True if the folder held no run.
       notes: Further messages, on the data and the task.
@@ -78,7 +80,7 @@ def log_start(
             f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
             "See python -m train doctor"
         )
-    for name, choice in unavailable_backends(engine.auto_choices(), experiment).items():
+    for name, choice in unavailable_backends(auto_choices, experiment).items():
         reporter.log_event("fell back", setting=name, to=choice)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
     trained = "trainable " if experiment.lora.rank else ""

@@ -1,21 +1,28 @@
-"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`.
-
-What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
-"""
+"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`."""
 
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Annotated
 
+from train.assembly import make_task
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
+from train.data.chat_template import Message
 from train.errors import UsageError, UserError, printable
-
-if TYPE_CHECKING:
-    from train.data.chat_template import Message
-    from train.run import Run
-    from train.tasks.task import SampleOptions
+from train.run import Run, load, sample
+from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+from train.serving.answers import Generator
+from train.serving.server import Server
+from train.tasks.evaluation import perplexity
+from train.tasks.instruction import answer_conversations, answer_prompts
+from train.tasks.task import SampleOptions
+from train.tasks.text_scores import score_texts
+from transformer.generation.sampling import SamplingConfig
+from transformer.models.language_model import LanguageModel
+from transformer.validation import Bounds, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,33 +61,31 @@ def run_sample(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
-    from train.run import load, read_experiment, sample
-    from train.run_folder.folder import RunFolder
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-    from train.tasks.task import SampleOptions
-    from train.tasks.task_registry import make_task
-    from transformer.generation.sampling import SamplingConfig
 
     # From the settings alone: an option without effect is refused before weights are loaded.
     task = make_task(read_experiment(RunFolder.open_existing(workdir)))
     check_supported_options(arguments, task.supported_options)
     with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
+    options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+    is_conversation = given.chat and not any(given.prompt)
+    if is_conversation and json_wanted:
+        raise UsageError("sample --chat --json: needs --prompt; give one or more")
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
         run = load(workdir, step=given.step)
-        if given.chat and not any(given.prompt):
-            if json_wanted:
-                raise UsageError("sample --chat --json: needs --prompt; give one or more")
-            chat(run, SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed))
+        if given.chat and not (isinstance(run.model, LanguageModel) and run.tokenizer):
+            kind = type(run.experiment.task).__name__
+            raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
+        if is_conversation:
+            chat(run, options)
             return 0
         continues = task.continues_prompt and not given.chat
         prompts = given.prompt if continues else [""] * len(given.prompt)
         stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
-        options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
         if given.chat:
-            texts = answer_once(run, list(given.prompt), options, stream)
+            texts = answer_prompts(run, list(given.prompt), options, stream)
         else:
             texts = sample(
                 run,
@@ -152,16 +157,13 @@ def run_score(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "score")
     options = parse(ScoreArguments, arguments, verb="score W")
-    from train.evaluation.metrics import perplexity
-    from train.evaluation.text_scores import score_texts
-    from train.run import load
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
+    run = load(workdir, step=options.step)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
-        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+        scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
     if json_wanted:
         print_json({"log_likelihood": totals, "tokens": counts})
@@ -178,13 +180,13 @@ class ServeArguments:
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every network of the machine."""
-    port: int = 8000
+    port: Annotated[int, Bounds(0, 65535)] = 8000
     """Port to listen on; 0: a free one, which is printed."""
     model_name: str = ""
     """Name of the model in requests; default: the name of the run's experiment."""
-    max_tokens: int = 2048
+    max_tokens: PositiveInt = 2048
     """Most tokens of an answer. An answer in a chat has as many if its request names no limit."""
-    max_prompt_tokens: int = 8192
+    max_prompt_tokens: PositiveInt = 8192
     """Most tokens of a prompt."""
     api_key: str | None = None
     """Key that requests must send as a bearer token; default: that of the environment variable
@@ -201,22 +203,12 @@ def run_serve(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "serve")
     options = parse(ServeArguments, arguments, verb="serve W")
-    for name in ("max_tokens", "max_prompt_tokens"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"{name} {getattr(options, name)}: give 1 or more")
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"port {options.port}: give 0 to 65535")
     key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
-    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise UsageError("api_key: is empty or has odd characters; give ASCII letters and digits")
+    if key == "":
+        raise UsageError("api_key: is empty; give a key, or leave it out for a server without one")
     if key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)
-    from train.run import load
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-    from train.serving.answers import Generator
-    from train.serving.server import Server
-
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         run = load(workdir, step=options.step)
         generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
@@ -241,37 +233,13 @@ def run_serve(arguments: list[str]) -> int:
     return 0
 
 
-def answer_once(
-    run: "Run",
-    prompts: list[str],
-    options: "SampleOptions",
-    on_text: Callable[[str], None] | None,
-) -> list[str]:
-    """Return the answer to each prompt.
+def chat(run: Run, options: SampleOptions) -> None:
+    """Answer lines of standard input, each with the conversation so far in view.
 
-    Raises:
-      UserError: The run has no language model.
+    An empty line begins a new conversation.
     """
-    from train.tasks.instruction import answer_prompts
-
-    check_can_chat(run)
-    return answer_prompts(run, prompts, options, on_text)
-
-
-def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None = None) -> None:
-    """Answer questions one after the other, each with the conversation so far in view.
-
-    Args:
-      run: The run.
-      options: Length and sampling.
-      questions: Lines of text; default: those of standard input, with a prompt at a terminal. An
-        empty line begins a new conversation.
-    """
-    from train.tasks.instruction import answer_conversations
-
-    check_can_chat(run)
     messages: list[Message] = []
-    for question in read_questions() if questions is None else questions:
+    for question in read_questions():
         if not question.strip():
             messages = []
             continue
@@ -283,24 +251,13 @@ def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None =
 
 def read_questions() -> Iterable[str]:
     """Yield the lines of standard input to its end."""
-    at_terminal = sys.stdin.isatty()
     while True:
-        if at_terminal:
+        if sys.stdin.isatty():
             # Not on standard output, which has the answers alone and may be a file.
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
+        if not (line := sys.stdin.readline()):
             return
         yield line
-
-
-def check_can_chat(run: "Run") -> None:
-    """Raise UserError for a run without a language model."""
-    from transformer.models.language_model import LanguageModel
-
-    if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
-        kind = type(run.experiment.task).__name__
-        raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
 
 
 def print_text(text: str) -> None:

@@ -1,21 +1,24 @@
 """Verbs that convert what runs have: `import`, `export`, `merge` and `reference`.
 
 `import` and `export` are for Hugging Face, `merge` for LoRA, and `reference` for DPO.
-What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Annotated
 
 from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
-from train.errors import UsageError
+from train.dpo_reference import add_reference
+from train.huggingface import import_model
+from train.huggingface_export import Weights, export_run
+from train.lora.merge_and_export import merge_run
+from transformer.validation import Bounds, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportArguments:
     """Make a run folder of a Hugging Face model, for `sample`, `evaluate` and `fit --init-from`."""
 
-    workdir: str = ""
+    workdir: str
     """Folder of the run to make."""
     data: str = ""
     """Data to evaluate on (`data.path` of the run's settings)."""
@@ -30,10 +33,6 @@ def run_import(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     source = pop_positional(arguments, "SOURCE", "import")
     options = parse(ImportArguments, arguments, verb="import SOURCE")
-    if not options.workdir:
-        raise UsageError("import: --workdir is missing; give the folder of the run to make")
-    from train.huggingface import import_model
-
     folder = import_model(
         source,
         options.workdir,
@@ -52,15 +51,15 @@ def run_import(arguments: list[str]) -> int:
 class ExportArguments:
     """Write a run as a folder that Hugging Face transformers opens."""
 
-    output: str = ""
+    output: str
     """Folder to write."""
     family: str = ""
     """model_type to write; default: that of the import, or the first that has the model."""
     dtype: str = ""
     """float32, float16 or bfloat16; default: the dtype of the run's parameters."""
-    max_shard_megabytes: int = 5000
+    max_shard_megabytes: PositiveInt = 5000
     """Size above which the weights are split into several files."""
-    weights: Literal["merged", "adapter", "base"] = "merged"
+    weights: Weights = "merged"
     """Weights of a LoRA run to export: all with the adapter merged, the adapter alone for PEFT, or
     the weights that it adapts."""
 
@@ -70,14 +69,6 @@ def run_export(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "export")
     options = parse(ExportArguments, arguments, verb="export W")
-    if not options.output:
-        raise UsageError("export: --output is missing; give the folder to write")
-    if options.max_shard_megabytes < 1:
-        raise UsageError(
-            f"max_shard_megabytes {options.max_shard_megabytes}: is no size; give 1 or more"
-        )
-    from train.huggingface_export import export_run
-
     model_type = export_run(
         workdir,
         options.output,
@@ -98,7 +89,7 @@ def run_export(arguments: list[str]) -> int:
 class MergeArguments:
     """Write the merged weights of a LoRA run to the folder of an ordinary run."""
 
-    workdir: str = ""
+    workdir: str
     """Folder of the new run."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
@@ -109,10 +100,6 @@ def run_merge(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     source = pop_positional(arguments, "W", "merge")
     options = parse(MergeArguments, arguments, verb="merge W")
-    if not options.workdir:
-        raise UsageError("merge: --workdir is missing; give the folder of the new run")
-    from train.lora.merge_and_export import merge_run
-
     run = merge_run(source, options.workdir, step=options.step)
     base_path = str(run.folder.path)
     if json_wanted:
@@ -126,15 +113,15 @@ def run_merge(arguments: list[str]) -> int:
 class ReferenceArguments:
     """Add a run's log-likelihoods to pairs of answers, for DPO with --task.reference data."""
 
-    pairs: str = ""
+    pairs: str
     """JSON lines with prompt, chosen and rejected."""
-    output: str = ""
+    output: str
     """File to write: the same lines, with the log-likelihoods of both answers."""
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2)] = 512
     """data.max_length of the DPO run."""
     chat_template: str = ""
     """data.chat_template of the DPO run."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Pairs of a forward pass."""
 
 
@@ -143,16 +130,6 @@ def run_reference(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "reference")
     options = parse(ReferenceArguments, arguments, verb="reference W")
-    # Before the import below, which loads JAX: a wrong option is refused at once.
-    for name in ("pairs", "output"):
-        if not getattr(options, name):
-            raise UsageError(f"reference: --{name} is missing; give a file of JSON lines")
-    for name, least in (("batch_size", 1), ("max_length", 2)):
-        if getattr(options, name) < least:
-            flag, value = name.replace("_", "-"), getattr(options, name)
-            raise UsageError(f"--{flag} {value}: is too small; give {least} or more")
-    from train.tasks.preference import add_reference
-
     count = add_reference(
         workdir,
         options.pairs,

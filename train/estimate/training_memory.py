@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from train.lora.lora_config import LoRAConfig
+from train.engines.lora import LoRAConfig
 
 if TYPE_CHECKING:
     from train.optim.optimizer import Optimizer
@@ -220,7 +220,7 @@ def trainable_shapes(model: "Model", lora: LoRAConfig = NO_LORA) -> Any:
     """Return (shapes, axes) of the parameters that are trained."""
     import jax
 
-    from train.lora.layout import make_lora_layout
+    from train.engines.lora import make_lora_layout
     from transformer.parameter_counts import abstract_parameters
 
     shapes, axes = abstract_parameters(model)
@@ -256,11 +256,9 @@ def optimizer_state_shapes(
     import jax
     import jax.numpy as jnp
 
-    from train.optim.optimizer_registry import make_optimizer
-
     shapes, axes = trainable_shapes(model, lora)
     gradients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
-    return jax.eval_shape(make_optimizer(optimizer, axes).init, gradients)
+    return jax.eval_shape(optimizer.make(axes).init, gradients)
 
 
 TEXTBOOK_WEIGHT_BYTES = {"float32": 4, "bfloat16": 6}

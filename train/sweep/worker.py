@@ -18,11 +18,11 @@ from typing import Any
 import filelock
 
 import train
+from train.assembly import make_task
 from train.config.io import experiment_from_dict
 from train.config.plugins import import_installed_plugins, import_modules
 from train.errors import UserError
 from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
-from train.tasks.task_registry import make_task
 from train.telemetry.goodput import compute_goodput, read_time_records
 
 PREDECESSOR_SECONDS = 120.0

@@ -51,24 +51,33 @@ class EventLog:
 
 
 def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append a line for each record. All of them are in the file when this returns.
+    """Append a line for each record (`append_text`)."""
+    append_text(path, "".join(format_line(record) for record in records))
+
+
+def append_text(path: AnyPath, text: str) -> None:
+    """Append whole lines to a file. All of them are there when this returns.
 
     Object stores cannot append, so a remote file is read and written whole.
 
     Raises:
       UserError: The file cannot be written; earlier lines are intact.
     """
-    lines = "".join(format_line(record) for record in records).encode(errors="backslashreplace")
+    data = text.encode(errors="backslashreplace")
     with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
             with path.open("a+b") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(size - 1, 0))
-                # End a line that a killed process has torn, so that it spoils no other.
-                file.write((b"\n" if file.read() not in (b"", b"\n") else b"") + lines)
+                file.write(_line_end(file.read()) + data)
         else:
             before = path.read_bytes() if path.exists() else b""
-            path.write_bytes(before + (b"\n" if before[-1:] not in (b"", b"\n") else b"") + lines)
+            path.write_bytes(before + _line_end(before[-1:]) + data)
+
+
+def _line_end(last_byte: bytes) -> bytes:
+    """Return what ends a line that a killed process has torn, so that it spoils no other."""
+    return b"" if last_byte in (b"", b"\n") else b"\n"
 
 
 def read_records(path: AnyPath) -> list[JsonRecord]:

@@ -4,16 +4,14 @@ Every process has a reporter, and only the main process writes. The loop need no
 """
 
 import contextlib
-import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from train.data.files import AnyPath
 from train.errors import UserError
-from train.run_folder.writing import explain_write_errors
 from train.runtime.progress import ProgressBar
-from train.telemetry.event_log import EventLog
+from train.telemetry.event_log import EventLog, append_text
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
@@ -162,15 +160,7 @@ class Reporter:
         self.print_message(f"step {step}: sample: {text}")
         self._trackers.log_sample(step, text)
         if self._is_main_process:
-            path = self._folder / "samples.txt"
-            data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")
-            with explain_write_errors(path):
-                if isinstance(path, pathlib.Path):
-                    with path.open("ab") as file:
-                        file.write(data)
-                else:  # an object store cannot append
-                    before = path.read_bytes() if path.exists() else b""
-                    path.write_bytes(before + data)
+            append_text(self._folder / "samples.txt", f"--- step {step}\n{text}\n")
 
     def log_event(self, event: str, **fields: Any) -> None:
         """Write a line of the event log."""

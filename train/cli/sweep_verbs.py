@@ -7,10 +7,9 @@ from typing import Annotated
 import jax
 import tyro
 
-from train.cli.config_verbs import INIT_MODEL_HELP, parse_config_verb, pop_init_model
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, print_json
+from train.cli.config_verbs import ConfigArguments, StartArguments, parse_config_verb
+from train.cli.parsing import JsonArguments, given_flags, parse, print_json
 from train.errors import UsageError, UserError
-from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.scaling.analysis import analyze, read_csv
 from train.scaling.design import (
@@ -38,114 +37,85 @@ from train.sweep.grid import NO_WARM_START, SweepRun, expand_grid, parse_grid
 from train.sweep.summary import plot_sweep, print_summary, summarize
 from train.sweep.sweep_folder import RunResult, SweepFolder
 from train.word_vectors import is_word_vector_file
+from transformer.validation import Bounds, NonNegativeFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueueOptions:
+class QueueArguments(ConfigArguments):
     """Settings of the queue that trains the runs."""
 
     workdir: str = ""
     """Folder of the runs and their results; default: runs/NAME-sweep, or runs/NAME-scaling."""
-    seeds: int = 1
+    seeds: PositiveInt = 1
     """Runs of each setting, with the seeds from --seed on."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Runs at a time. On an accelerator, more than one share its memory."""
-    minutes: float = 0.0
+    minutes: NonNegativeFloat = 0.0
     """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     quiet: bool = False
     """Show no progress."""
 
-    def __post_init__(self) -> None:
-        for name in ("seeds", "processes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
-        if self.minutes < 0:
-            raise UsageError(
-                f"minutes {self.minutes}: is negative; give a number of minutes, or 0 for no limit"
-            )
-
-    def train(
-        self, runs: Sequence[SweepRun], workdir: str, *, json_wanted: bool
-    ) -> dict[str, RunResult]:
+    def train(self, runs: Sequence[SweepRun], workdir: str) -> dict[str, RunResult]:
         """Train the runs in the queue."""
         return queue.run_sweep(
             runs,
             workdir,
             processes=self.processes,
             limit_seconds=60 * self.minutes,
-            quiet=self.quiet or json_wanted,
+            quiet=self.quiet or self.json,
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepArguments(QueueOptions):
+class SweepArguments(QueueArguments, StartArguments):
     """Train a grid of settings with several seeds; the same command resumes."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """FIELD=A,B,C sweeps a setting, and may be repeated: every combination of values is trained.
-    FIELD is a dotted path as below, or its last name where that is unique."""
-    init_from: str = ""
-    """Folder of a run whose weights and tokenizer every run starts with, or a file of word
-    vectors."""
-    init_only: str = ""
-    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
-    init_adapter: str = ""
-    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
+    set: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=A,B,C")
+    ] = ()
+    """Sweep a setting; may be repeated: every combination of values is trained. FIELD is the dotted
+    path of a setting, or its last name where that is unique."""
 
 
 def run_sweep(arguments: list[str]) -> int:
     """Train a grid of settings; print a table of them, best first; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    change = pop_init_model(arguments)
 
     def build(flags: Sequence[str]) -> SweepArguments:
-        return parse_config_verb(
-            "sweep",
-            [*arguments, *flags],
-            lambda experiment: SweepArguments(experiment=experiment),
-            INIT_MODEL_HELP,
-            change,
-        )
+        return parse_config_verb("sweep", [*arguments, *flags], SweepArguments)
 
     options = build(())
-    base = options.experiment
     if not options.set and options.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
     if options.init_from and not is_word_vector_file(options.init_from):
         # A wrong folder would fail every run.
         RunFolder.open_existing(options.init_from, "init_from")
-    grid = parse_grid(options.set, base)
+    grid = parse_grid(options.set, options.experiment)
+    grid_runs = expand_grid(
+        grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
+    )
     start = {name: getattr(options, name) for name in NO_WARM_START}
-    runs = [
-        dataclasses.replace(run, warm_start=start)
-        for run in expand_grid(grid, options.seeds, base, lambda flags: build(flags).experiment)
-    ]
-    workdir = options.workdir or f"runs/{base.name}-sweep"
-    results = options.train(runs, workdir, json_wanted=json_wanted)
+    runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
+    workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
+    results = options.train(runs, workdir)
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
-    if json_wanted:
+    if options.json:
         print_json({"workdir": workdir, **summary.as_dict()})
     else:
-        print_summary(summary, f"{base.name}: {len(runs)} runs")
-    if plot_sweep(summary, figure) and not json_wanted:
+        print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
+    if plot_sweep(summary, figure) and not options.json:
         print(f"figure: {figure}", flush=True)
     queue.check_results(results, workdir)
     return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class FitOptions(JsonArguments):
     """Settings of the fits."""
 
     budget: str = ""
     """Training FLOPs to find the compute-optimal model for; several are separated by commas."""
-    bootstrap_samples: int = 200
+    bootstrap_samples: Annotated[int, Bounds(2)] = 200
     """Resamples of the runs behind the 95% intervals."""
-
-    def __post_init__(self) -> None:
-        if self.bootstrap_samples < 2:
-            raise UsageError(f"bootstrap_samples {self.bootstrap_samples}: give 2 or more")
 
     def budgets(self) -> list[float]:
         """Return the budgets as numbers."""
@@ -163,10 +133,9 @@ class CsvArguments(FitOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalingArguments(FitOptions, QueueOptions):
+class ScalingArguments(QueueArguments, FitOptions):
     """Train models of several sizes on several numbers of tokens, and fit scaling laws."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     sizes: str = ""
     """Parameters without embeddings, as 100k,300k,1M: the closest model of each is trained."""
     widths: str = ""
@@ -178,55 +147,42 @@ class ScalingArguments(FitOptions, QueueOptions):
     lr_rule: LearningRateRule = "auto"
     """Learning rate at width D, from that of CONFIG at its own: mup, inverse_sqrt_width or
     constant. auto: mup for adam and adamw, constant for muon."""
-    aspect_ratio: float = 0.0
+    aspect_ratio: NonNegativeFloat = 0.0
     """D over the number of layers; 0: that of CONFIG."""
-    min_steps: int = 100
+    min_steps: PositiveInt = 100
     """Steps below which a run has smaller batches."""
     dry_run: bool = False
     """Print the runs and train none."""
 
-    def __post_init__(self) -> None:
-        FitOptions.__post_init__(self)
-        QueueOptions.__post_init__(self)
-        if self.min_steps < 1:
-            raise UsageError(f"min_steps {self.min_steps}: give 1 or more")
-        if self.aspect_ratio < 0:
-            raise UsageError(f"aspect_ratio {self.aspect_ratio}: is negative; give D / L, or 0")
-
 
 def run_scaling(arguments: list[str]) -> int:
     """Fit scaling laws to new runs or to a CSV; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    if any(each.partition("=")[0] == "--from-csv" for each in arguments):
-        with as_usage_errors():
-            return _fit_csv(parse(CsvArguments, arguments, verb="scaling"), json_wanted)
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            "scaling: CONFIG is missing; write scaling CONFIG --sizes N,... --tokens D,... "
-            "or scaling --from-csv FILE"
-        )
-    # Shapes are counted here. The accelerator is for the processes that train.
-    jax.config.update("jax_platforms", "cpu")
-    options = parse_config_verb(
-        "scaling", arguments, lambda base: ScalingArguments(experiment=base)
-    )
-    budgets, sized = options.budgets(), _design(options)
+    if "from_csv" in given_flags(arguments):
+        return _fit_csv(parse(CsvArguments, arguments, verb="scaling"))
+    return _run_scaling_sweep(parse_config_verb("scaling", arguments, ScalingArguments))
+
+
+def _run_scaling_sweep(options: ScalingArguments) -> int:
+    """Train the runs of a design, fit them, and print the fits."""
+    budgets = options.budgets()
+    sized = _design(options)
     check_design(sized)
     if options.dry_run:
-        if json_wanted:
+        if options.json:
             print_json({"sweep": design_as_dicts(sized)})
         else:
             print_design(sized)
         return 0
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
-    results = options.train([each.run for each in sized], workdir, json_wanted=json_wanted)
-    if not json_wanted:
+    results = options.train([each.run for each in sized], workdir)
+    if not options.json:
         print_design(sized, results)
     write_runs(finished_runs(sized, results), workdir)
-    samples = options.bootstrap_samples
-    analysis = fit_results(sized, results, budgets=budgets, bootstrap_samples=samples)
+    analysis = fit_results(
+        sized, results, budgets=budgets, bootstrap_samples=options.bootstrap_samples
+    )
     figure = write_report(analysis, workdir)
-    if json_wanted:
+    if options.json:
         rule = resolve_rule(options.lr_rule, options.experiment)
         detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
         print_json({**analysis.as_dict(), **detail})
@@ -243,9 +199,11 @@ def _design(options: ScalingArguments) -> list[SizedRun]:
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
     if not options.tokens and not options.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
-    base = options.experiment
     tokens = parse_counts(options.tokens, "--tokens") if options.tokens else []
     budgets = parse_counts(options.flops, "--flops") if options.flops else []
+    # Shapes are counted here. The accelerator is for the processes that train.
+    jax.config.update("jax_platforms", "cpu")
+    base = options.experiment
     rules = SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps)
     if options.sizes:
         sizes = parse_counts(options.sizes, "--sizes")
@@ -260,18 +218,16 @@ def _design(options: ScalingArguments) -> list[SizedRun]:
     )
 
 
-def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
+def _fit_csv(options: CsvArguments) -> int:
     """Fit the runs of a file, and print the fits."""
-    runs = read_csv(options.from_csv)
+    runs, samples = read_csv(options.from_csv), options.bootstrap_samples
     try:
-        analysis = analyze(
-            runs, budgets=options.budgets(), bootstrap_samples=options.bootstrap_samples
-        )
+        analysis = analyze(runs, budgets=options.budgets(), bootstrap_samples=samples)
     except ValueError as error:
         raise UserError(f"{options.from_csv}: {error}") from error
     if options.workdir:
         write_report(analysis, options.workdir)
-    if json_wanted:
+    if options.json:
         print_json(analysis.as_dict())
     else:
         print_analysis(analysis)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-from train.data.data_config import require_one_of, require_types
 from train.data.files import AnyPath
 from train.errors import UsageError, UserError
 from train.run_folder.writing import is_local, write_atomically
 from train.runtime.signals import PreemptedError
+from train.settings import Settings
 
 TrackerName = Literal["wandb", "mlflow"]
 
@@ -28,7 +28,7 @@ Outcome = Literal["finished", "preempted", "failed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrackingConfig:
+class TrackingConfig(Settings, part="tracking"):
     """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
 
     trackers: tuple[TrackerName, ...] = ()
@@ -38,9 +38,7 @@ class TrackingConfig:
     """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
 
     def __post_init__(self) -> None:
-        require_types(self, "tracking")
-        for tracker in self.trackers:
-            require_one_of("tracking.trackers", tracker, TrackerName)
+        super().__post_init__()
         if len(set(self.trackers)) < len(self.trackers):
             raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
         if not self.project:

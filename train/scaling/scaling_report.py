@@ -17,7 +17,7 @@ from rich.table import Table
 
 from train.data.files import AnyPath, expand_path
 from train.errors import UsageError, UserError
-from train.run_folder.writing import explain_write_errors, write_atomically
+from train.runtime.writing import explain_write_errors, write_atomically
 from train.scaling.analysis import CONSTANTS, MIN_RUNS, Analysis, analyze, best_losses, format_csv
 from train.scaling.design import SizedRun, format_count
 from train.scaling.laws import Interval, Runs

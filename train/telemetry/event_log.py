@@ -20,8 +20,8 @@ import jax
 
 from train.data.files import AnyPath
 from train.errors import as_user_error
-from train.run_folder.writing import explain_write_errors
 from train.runtime.accelerators import installed_version
+from train.runtime.writing import explain_write_errors
 
 JsonRecord = dict[str, Any]
 

@@ -16,7 +16,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from train.data.files import AnyPath
-from train.run_folder.writing import explain_write_errors, unused_path, write_atomically
+from train.runtime.writing import explain_write_errors, unused_path, write_atomically
 from train.telemetry import event_log
 
 FLUSH_INTERVAL_SECONDS = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from train.data.files import AnyPath
-from train.run_folder.writing import explain_write_errors, is_local
+from train.runtime.writing import explain_write_errors, is_local
 
 StepFn = Callable[[Any, Any], Any]
 """Training step: (state, batch) -> (state, metrics)."""

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from train.data.files import AnyPath
 from train.errors import UsageError, UserError
-from train.run_folder.writing import is_local, write_atomically
 from train.runtime.signals import PreemptedError
+from train.runtime.writing import is_local, write_atomically
 from train.settings import Settings
 
 TrackerName = Literal["wandb", "mlflow"]

@@ -164,34 +164,38 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
     ]
     laws.add_row("L(N, D) = E + A / N^alpha + B / D^beta", "\n".join(constants))
     console.print(laws)
-    if analysis.optima:
-        names = ["FLOPs", "N", "D", "D / N", "loss", "largest run"]
-        optima = _table("Compute-optimal models (95% interval)", names)
-        for each in analysis.optima:
-            best = each.best
-            optima.add_row(
-                f"{best.flops:.3g}",
-                f"{format_count(best.parameters)}\n({_range(each.parameters, counts=True)})",
-                f"{format_count(best.tokens)}\n({_range(each.tokens, counts=True)})",
-                f"{best.tokens / best.parameters:.1f}",
-                f"{best.loss:.4f}\n({_range(each.loss)})",
-                f"x {each.extrapolation:.3g}",
-            )
-        console.print(optima)
-    if analysis.minima:
-        minima = _table("Minima of equal compute (isoFLOP)", ["FLOPs", "N", "D", "loss"])
-        for lowest in analysis.minima:
-            counts = (format_count(lowest.parameters), format_count(lowest.tokens))
-            minima.add_row(f"{lowest.flops:.3g}", *counts, f"{lowest.loss:.4f}")
-        console.print(minima)
-    if (held := analysis.held_out) is not None:
-        names = ["N", "D", "loss", "predicted", "error"]
-        predictions = _table("Largest runs, predicted from the others", names)
-        columns = (*held.runs, held.predicted, held.relative_errors)
-        for parameters, tokens, loss, predicted, error in zip(*columns, strict=True):
-            counts = (format_count(parameters), format_count(tokens))
-            predictions.add_row(*counts, f"{loss:.4f}", f"{predicted:.4f}", f"{error:+.2%}")
-        console.print(predictions)
+    optima = [
+        [
+            f"{best.flops:.3g}",
+            f"{format_count(best.parameters)}\n({_range(parameters, counts=True)})",
+            f"{format_count(best.tokens)}\n({_range(tokens, counts=True)})",
+            f"{best.tokens / best.parameters:.1f}",
+            f"{best.loss:.4f}\n({_range(loss)})",
+            f"x {extrapolation:.3g}",
+        ]
+        for best, parameters, tokens, loss, extrapolation in analysis.optima
+    ]
+    minima = [
+        [f"{flops:.3g}", format_count(parameters), format_count(tokens), f"{loss:.4f}"]
+        for flops, parameters, tokens, loss in analysis.minima
+    ]
+    held = analysis.held_out
+    held_out = held and [
+        [format_count(n), format_count(d), f"{loss:.4f}", f"{predicted:.4f}", f"{error:+.2%}"]
+        for n, d, loss, predicted, error in zip(
+            *held.runs, held.predicted, held.relative_errors, strict=True
+        )
+    ]
+    for title, names, rows in (
+        ("Compute-optimal models (95% interval)", "FLOPs;N;D;D / N;loss;largest run", optima),
+        ("Minima of equal compute (isoFLOP)", "FLOPs;N;D;loss", minima),
+        ("Largest runs, predicted from the others", "N;D;loss;predicted;error", held_out),
+    ):
+        if rows:
+            table = _table(title, names.split(";"))
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
     for note in analysis.notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 

@@ -38,10 +38,10 @@ from train.run_folder.run_config import write_run_files
 from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.oom import check_minimum_memory
 from train.runtime.writing import set_aside_file
+from train.start_messages import log_start, log_warm_start
 from train.state import TrainState
 from train.tasks.task import Task
 from train.telemetry.reporter import Reporter
-from train.telemetry.start_messages import log_start, log_warm_start
 from train.warm_start import (
     PYTHON_SOURCE,
     WarmStartReport,

@@ -74,7 +74,7 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
 
 def _failure_message(target: Target, outcome: str) -> str:
     """Return the error message for a compiler that failed: outcome, versions and remedy."""
-    from train.doctor.versions import installed_version, plugin_remedy
+    from train.runtime.accelerators import installed_version, plugin_remedy
 
     package = COMPILER_PACKAGES[target.chip.platform][0].replace("_", "-")
     jax, version = installed_version("jax"), installed_version(package)

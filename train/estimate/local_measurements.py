@@ -12,7 +12,7 @@ import numpy as np
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
 from train.experiment import Experiment
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 from transformer.precision import DType
 
 if TYPE_CHECKING:

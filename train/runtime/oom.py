@@ -12,7 +12,7 @@ from train.engines.engine import Engine
 from train.errors import UserError
 from train.estimate.description_tables import format_bytes
 from train.experiment import Experiment
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 
 LARGER_DEVICES_REMEDY = "use devices with more memory, or more of them"
 """Remedy for a trained run that is only evaluated or sampled: its size is fixed."""

@@ -89,7 +89,7 @@ def test_compiler_crash_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subprocess, "run", crashing)
     versions = {"jax": "0.7.2", "libtpu": "0.0.21.1"}
-    monkeypatch.setattr("train.doctor.versions.installed_version", versions.get)
+    monkeypatch.setattr("train.runtime.accelerators.installed_version", versions.get)
     with pytest.raises(UserError) as found:
         compile_in_subprocess(tiny(tmp_path), TARGET)
     message = str(found.value)

@@ -27,7 +27,7 @@ from train.experiment import CheckpointConfig, Experiment
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
 from train.recovery.recovery_config import RecoveryConfig
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 from train.state import TrainState
 from train.step import Metrics
 from train.telemetry.reporter import Reporter

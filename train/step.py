@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.optim.optimizer import tree_where
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
 from train.recovery.recovery_config import RecoveryConfig
 from train.state import LossScaleConfig, TrainState, update_ema
@@ -227,29 +228,3 @@ def weighted_mean(loss: Loss) -> jax.Array:
 def padded_length(batch: Batch) -> int:
     """Return T, the padded length of a row (in translation, of the target); 1 without tokens."""
     return batch["tokens"].shape[1] if "tokens" in batch else 1
-
-
-def apply_if_accepted(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
-
-    If it is False, the new state is the old one. The directions are those of an accepted update.
-    """
-
-    def update(
-        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
-    ) -> tuple[Any, Any]:
-        directions, new_state = optimizer.update(grads, state, params)
-        return directions, tree_where(accept_update, new_state, state)
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
-    """Return `jnp.where(condition, new, old)` for every leaf.
-
-    Not `lax.cond`: XLA fuses this selection into the update, which reads both values anyway. The
-    branches of a `cond` are programs of their own, which nothing around them is fused with.
-    """
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

@@ -4,14 +4,19 @@
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from train.cli.parsing import JsonArguments, Workdir, parse, print_json
+from train.cli.parsing import (
+    JsonArguments,
+    Workdir,
+    parse,
+    print_json,
+)
 from train.dpo_reference import add_reference
 from train.huggingface import import_model
-from train.huggingface_export import export_run
+from train.huggingface_export import Weights, export_run
 from train.lora.merge_and_export import merge_run
 from transformer.validation import Bounds, PositiveInt
 
@@ -63,7 +68,7 @@ class ExportArguments(JsonArguments):
     """float32, float16 or bfloat16; default: the dtype of the run's parameters."""
     max_shard_megabytes: PositiveInt = 5000
     """Size above which the weights are split into several files."""
-    weights: Literal["merged", "adapter", "base"] = "merged"
+    weights: Weights = "merged"
     """Weights of a LoRA run to export: all with the adapter merged, the adapter alone for PEFT, or
     the weights that it adapts."""
 

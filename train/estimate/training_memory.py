@@ -256,11 +256,9 @@ def optimizer_state_shapes(
     import jax
     import jax.numpy as jnp
 
-    from train.optim.optimizer_registry import make_optimizer
-
     shapes, axes = trainable_shapes(model, lora)
     gradients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
-    return jax.eval_shape(make_optimizer(optimizer, axes).init, gradients)
+    return jax.eval_shape(optimizer.make(axes).init, gradients)
 
 
 TEXTBOOK_WEIGHT_BYTES = {"float32": 4, "bfloat16": 6}

@@ -1,15 +1,12 @@
 """Optimizers that treat each weight alone: SGD, Adam, AdamW and Lion."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import optax
 
 from train.optim.optimizer import Optimizer, add_weight_decay, scale_hidden_matrices
 from transformer.validation import Fraction, Mark, NonNegativeFloat
-
-if TYPE_CHECKING:
-    import optax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,8 +27,6 @@ class Sgd(Optimizer):
     """L2 penalty: this multiple of each matrix is added to its gradient."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         if not self.momentum:
             return add_weight_decay(self.l2, axes)
         momentum = optax.trace(self.momentum, self.nesterov)
@@ -61,8 +56,6 @@ class Adam(Optimizer):
     """Factor of the learning rate of hidden matrices: see `adamw`."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(add_weight_decay(self.l2, axes), adam, *scale)
@@ -88,8 +81,6 @@ class AdamW(Optimizer):
     decay does not have it."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(adam, *scale, add_weight_decay(self.weight_decay, axes))
@@ -117,7 +108,5 @@ class Lion(Optimizer):
     """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
         return optax.chain(lion, add_weight_decay(self.weight_decay, axes))

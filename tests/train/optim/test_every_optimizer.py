@@ -12,7 +12,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UsageError
-from train.optim.optimizer_registry import OPTIMIZERS, make_optimizer
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import (
@@ -41,7 +41,7 @@ def test_eight_devices_equal_one(kind: str) -> None:
     """And no device holds the whole state."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = drawn(0, LARGE)
-    optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
+    optimizer = OPTIMIZERS[kind]().make(AXES)
     full = replicated_sharding(mesh)
     own = parameter_shardings(mesh, AXES, params)
     layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, full)

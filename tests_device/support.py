@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from tests.train.support import random_rows, tiny
-from train.engine import Engine
+from train.engines.engine import Engine
+from train.engines.jit_engine import JitEngine
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.runtime.backend_probes import mark_broken_kernels
 from transformer import (

@@ -2,7 +2,6 @@
 
 Each part (model, data, optimizer, ...) is a frozen dataclass of its own, validated when it is
 built. Flags (`--schedule.warmup-steps 200`) and `config.txt` use the same dotted field names.
-This module must stay importable without JAX: `--help` reads it before JAX is loaded.
 """
 
 import dataclasses
@@ -16,17 +15,19 @@ from train.data.data_config import (
     require_one_of,
     require_types,
 )
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError
-from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.tasks.task_configs import LanguageModeling, TaskConfig
+from train.state import EmaConfig, LossScaleConfig
+from train.tasks.language_modeling import LanguageModeling
+from train.tasks.task import TaskConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.config import TransformerConfig
-from transformer.validation import MAX_INTEGER, Bounds, check_fraction, check_nested_settings
+from transformer.validation import MAX_INTEGER, Bounds, check_nested_settings
 from transformer.validation import check_seed as check_jax_seed
 
 
@@ -142,18 +143,6 @@ class TrackingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmaConfig:
-    """Exponential moving average (EMA) of the weights, used for evaluation."""
-
-    decay: float = 0.0
-    """Factor of the old average in each update, close to 1. 0: keep no average."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "ema")
-        check_fraction("ema.decay", self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
 class EarlyStoppingConfig:
     """End of training before the last step, when evaluations stop improving."""
 
@@ -164,27 +153,6 @@ class EarlyStoppingConfig:
     def __post_init__(self) -> None:
         require_types(self, "early_stopping")
         require_at_least(0, "early_stopping", self, "patience")
-
-
-@dataclasses.dataclass(frozen=True)
-class LossScaleConfig:
-    """Dynamic loss scaling. Active only if the precision policy computes in float16."""
-
-    init_scale: float = 2.0**15
-    """Factor of the loss in the first step."""
-    growth_interval: int = 2000
-    """Consecutive steps without overflow after which the scale doubles."""
-    max_scale: float = 2.0**24
-    """Upper limit of the scale."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "loss_scale")
-        if not 1 <= self.init_scale <= self.max_scale:
-            raise UsageError(
-                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
-                f"loss_scale.max_scale {self.max_scale}"
-            )
-        require_at_least(1, "loss_scale", self, "growth_interval")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +319,7 @@ class Experiment:
                 f"task {task}: needs data of class {names}, not {type(self.data).__name__}; set "
                 "data to one"
             )
-        self.task.check(self)
+        self.task.check(self.model)
         for name in ("stride", "compression_baselines"):
             if getattr(self.evaluation, name) and not self.data.is_text:
                 raise UsageError(f"evaluation.{name}: works for running text only; leave it out")

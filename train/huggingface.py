@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.checkpoint.writer import install_log_filters
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
@@ -28,26 +27,19 @@ from train.data.example_configs import (
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.base_weights import (
-    BASE_KEY,
-    adapter_settings,
-    base_digest,
-    read_run_adapter,
-    save_base,
-)
+from train.lora.start import adapter_settings, read_run_adapter
+from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
 from train.state import TrainState
-from train.tasks.task_configs import (
-    Classification,
-    LanguageModeling,
-    MaskedLanguageModeling,
-    Tagging,
-    TaskConfig,
-    Translation,
-)
+from train.tasks.classification import Classification, Tagging
+from train.tasks.language_modeling import LanguageModeling
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.task import TaskConfig
+from train.tasks.translation import Translation
 from train.telemetry.event_log import EventLog
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import PretrainedConfig, read_model

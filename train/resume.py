@@ -15,7 +15,6 @@ from train.checkpoint.discovery import (
     no_valid_checkpoint_error,
 )
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance, explain_library_mismatch
 from train.checkpoint.reader import RestoredCheckpoint
 from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
@@ -23,11 +22,17 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
-from train.recovery.rollback_record import RollbackHistory
-from train.run import read_auto_choices, read_experiment
+from train.rollback import RollbackHistory
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import check_provenance, explain_library_mismatch
+from train.run_folder.run_config import (
+    read_auto_choices,
+    read_experiment,
+    read_labels,
+    read_tokenizer,
+)
 from train.state import TrainState
-from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
+from train.tasks.vocabulary import Labels
 from train.telemetry.event_log import EventLog
 from train.telemetry.metrics_log import is_step_number
 from transformer.hardware import Hardware

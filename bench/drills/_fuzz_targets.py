@@ -30,11 +30,14 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import Anomaly, plan_rollback
-from train.recovery.rollback_record import RollbackRecord
-from train.run import read_auto_choices, read_experiment, read_final_metrics
+from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder
-from train.tasks.vocabulary import read_labels
+from train.run_folder.run_config import (
+    read_auto_choices,
+    read_experiment,
+    read_final_metrics,
+    read_labels,
+)
 from train.telemetry.goodput import (
     ActivityTimer,
     TimeLog,

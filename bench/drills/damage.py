@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.run import read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 from transformer import TransformerConfig
 

@@ -169,7 +169,7 @@ BUGS = (
     ),
     Bug(
         "microbatches summed, not averaged",
-        "train/grad_accumulation.py",
+        "train/step.py",
         "return jax.tree.map(lambda g: g / count, grads), losses",
         "return grads, losses",
         "train/test_step.py",
@@ -197,7 +197,7 @@ BUGS = (
     ),
     Bug(
         "a rollback that trains on the same batches again",
-        "train/recovery/rollback_record.py",
+        "train/rollback.py",
         "jax.device_put(np.int32(last.cursor)",
         "jax.device_put(np.int32(state.cursor)",
         "train/recovery",
@@ -307,14 +307,14 @@ BUGS = (
     ),
     Bug(
         "a checkpoint restored under an edited config.json",
-        "train/checkpoint/provenance.py",
+        "train/run_folder/provenance.py",
         "if requested[name] != trained[name]:",
         "if type(requested[name]) is not type(trained[name]):",
         "train/checkpoint train/test_resume.py",
     ),
     Bug(
         "an adapter applied to other base weights",
-        "train/lora/base_weights.py",
+        "train/run_folder/base_weights.py",
         "if metadata.get(BASE_KEY) != base_digest(folder):",
         "if metadata.get(BASE_KEY) is None:",
         "train/lora",

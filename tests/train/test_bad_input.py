@@ -21,8 +21,8 @@ from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
+from train.engines.jit_engine import JitEngine
 from train.errors import UserError
-from train.jit_engine import JitEngine
 from train.telemetry.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]

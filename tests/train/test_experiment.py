@@ -13,7 +13,9 @@ from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
 from train.experiment import EvaluationConfig, Experiment, SampleConfig, TrackingConfig
 from train.run import for_local_devices
-from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
+from train.tasks.classification import Classification, Tagging
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.translation import Translation
 from transformer import EncoderConfig
 
 

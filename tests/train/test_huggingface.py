@@ -14,14 +14,14 @@ from tokenizers import models, pre_tokenizers, processors
 import train
 from tests.train.support import NO_DETECTOR, command, lines_of
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_task
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.errors import UserError
 from train.huggingface import import_model
 from train.huggingface_export import export_run
 from train.run import load, sample
-from train.tasks.task_configs import Classification
-from train.tasks.task_registry import make_task
+from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
 from transformer import LanguageModel
 from transformer.interop.pretrained import read_model

@@ -12,15 +12,15 @@ import pytest
 
 from bench.drills._fuzz_models import put
 from tests.train.support import command, tiny, write_config
+from train.assembly import make_engine
 from train.cli.config_verbs import PlanArguments
 from train.cli.generation_verbs import SampleArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.data.example_configs import BitextDataConfig
-from train.engine import make_engine
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
-from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
 from train.runtime import oom

@@ -23,9 +23,9 @@ from tests.train.support import (
 from tests.train.tasks.support import tiny_classifier
 from train.cli.config_verbs import pop_init_model
 from train.data.data_config import TokenizerConfig
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.word_vectors import copy_scaled, read_word_vectors, rows_of_words
 

@@ -147,7 +147,7 @@ def run_fit(arguments: list[str]) -> int:
     change = pop_init_model(arguments)
     help_text = f"{MESH_AUTO_HELP}\n\n{INIT_MODEL_HELP}"
     options = parse_config_verb("fit", arguments, FitArguments, help_text, change)
-    from train.loop import fit
+    from train.fitting import fit
     from train.parallel.distributed import explain_lost_peers, initialize_distributed
     from train.telemetry.goodput import process_start_time
 
@@ -183,9 +183,9 @@ def pop_init_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
         raise UsageError("--init-model: needs --init-from W, whose model it takes; give both")
 
     def change(experiment: Experiment) -> Experiment:
-        from train.run import read_experiment
         from train.run_folder.folder import RunFolder
-        from train.tasks.task_configs import Translation
+        from train.run_folder.run_config import read_experiment
+        from train.tasks.translation import Translation
         from train.word_vectors import is_word_vector_file
 
         if is_word_vector_file(sources[0]):

@@ -6,19 +6,20 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import Annotated
 
+from train.assembly import make_task
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
 from train.data.chat_template import Message
 from train.errors import UsageError, UserError, printable
-from train.evaluation.metrics import perplexity
-from train.evaluation.text_scores import score_texts
-from train.run import Run, load, read_experiment, sample
+from train.run import Run, load, sample
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.answers import Generator
 from train.serving.server import Server
+from train.tasks.evaluation import perplexity
 from train.tasks.instruction import answer_conversations, answer_prompts
 from train.tasks.task import SampleOptions
-from train.tasks.task_registry import make_task
+from train.tasks.text_scores import score_texts
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
 from transformer.validation import Bounds, PositiveInt
@@ -158,8 +159,9 @@ def run_score(arguments: list[str]) -> int:
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
+    run = load(workdir, step=options.step)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
-        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+        scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
     if json_wanted:
         print_json({"log_likelihood": totals, "tokens": counts})

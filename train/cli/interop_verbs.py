@@ -7,10 +7,10 @@ import dataclasses
 from typing import Annotated
 
 from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
+from train.dpo_reference import add_reference
 from train.huggingface import import_model
 from train.huggingface_export import Weights, export_run
 from train.lora.merge_and_export import merge_run
-from train.tasks.preference import add_reference
 from transformer.validation import Bounds, PositiveInt
 
 

@@ -27,12 +27,11 @@ def run_evaluate(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "evaluate")
     options = parse(EvaluateArguments, arguments, verb="evaluate W")
-    from train.evaluation.evaluator import evaluate_run
+    from train.assembly import make_task
     from train.run import load
-    from train.tasks.task_registry import make_task
 
     run = load(workdir, step=options.step, average_checkpoints=options.average_checkpoints)
-    metrics, notes = evaluate_run(run, options.split), make_task(run.experiment).metric_notes
+    metrics, notes = run.evaluate(options.split), make_task(run.experiment).metric_notes
     if json_wanted:
         print_json({"step": run.step, "split": options.split, **metrics, **notes})
     else:

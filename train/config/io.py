@@ -23,8 +23,8 @@ from train.experiment import Experiment
 from train.optim.optimizer import Optimizer
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import data_configs, task_configs
+from train.tasks.registry import data_configs, task_configs
+from train.tasks.task import TaskConfig
 from transformer.attention.mixer import MIXERS, MixerConfig, mixer_config_class
 from transformer.precision import Precision
 

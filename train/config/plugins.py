@@ -24,8 +24,8 @@ from typing import Any
 
 from train.data.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import TASKS
+from train.tasks.registry import TASKS
+from train.tasks.task import TaskConfig
 from transformer.attention.mixer import MIXERS, MixerConfig
 
 ENTRY_POINT_GROUP = "linen_transformer.plugins"
@@ -179,8 +179,7 @@ def _modules_of_parts(part: object) -> Iterator[str]:
     if isinstance(part, MixerConfig):
         registered = MIXERS[part.kind]
     elif isinstance(part, TaskConfig):
-        implementation = TASKS[type(part).__name__].implementation
-        registered = registered if isinstance(implementation, str) else implementation
+        registered = TASKS[type(part).__name__].make
     if registered.__module__.partition(".")[0] not in OWN_PACKAGES:
         yield registered.__module__
     for field in dataclasses.fields(part):

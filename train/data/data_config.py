@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.errors import UsageError
 from transformer.validation import Bounds, check_settings
 
@@ -18,9 +19,6 @@ TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
 SplitMethod = Literal["documents", "tail"]
 
 NUM_BYTE_VALUES = 256
-
-PYTHON_DATA_PREFIX = "python:data/"
-"""Start of a `path` that names data given from Python (`train.data.python_data`)."""
 
 
 FileSize = Annotated[int, Bounds(maximum=2**63 - 1)]
@@ -156,8 +154,6 @@ class DataConfig(abc.ABC):
         """
         if not self.path.startswith(PYTHON_DATA_PREFIX):
             return None
-        from train.data.python_data import held_data
-
         return held_data(self.path).splits.get(split)
 
     @property

@@ -48,7 +48,7 @@ def unsharded_batch_shapes(
     experiment: "Experiment", rows: int
 ) -> "dict[str, jax.ShapeDtypeStruct]":
     """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
-    from train.tasks.task_registry import make_task
+    from train.assembly import make_task
 
     return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
@@ -89,11 +89,11 @@ def _with_vocab_size(experiment: "Experiment", vocab_size: int) -> "Experiment":
 
 def _resolve_from_data(experiment: "Experiment") -> "Experiment":
     """Return the experiment with the sizes of its data."""
-    from train.tasks.task_registry import make_task
+    from train.assembly import make_task, with_task
 
     try:
         task = make_task(experiment)
-        return task.resolve_experiment(task.prepare_corpus())
+        return with_task(experiment, task.resolve(task.prepare_corpus()))
     except UserError as error:
         has_features = hasattr(experiment.task, "num_features")
         flags = ["--task.num-features" if has_features else "--model.vocab-size"]

@@ -11,15 +11,14 @@ from typing import Any
 
 import jax
 
-from train.engine import make_engine
+from train.assembly import make_engine, make_engine_on
+from train.engines.jit_engine import JitEngine
 from train.errors import UsageError
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import Target, target_devices
 from train.estimate.training_memory import TrainingMemory
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
-from train.lora.layout import abstract_frozen
 from train.parallel.mesh import make_mesh
 from train.parallel.sharding import num_shards
 from train.runtime.oom import explain_oom, is_oom_error, suggest_remedies
@@ -76,12 +75,12 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     """
     mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
-        engine = JitEngine(experiment, mesh, target.hardware)
+        engine = make_engine_on(mesh, experiment, target.hardware, JitEngine)
         state: Any = engine.abstract_state()
         batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    frozen = bytes_per_device(abstract_frozen(engine))
+    frozen = bytes_per_device(engine.abstract_frozen())
     weights, optimizer = bytes_per_device(state.params), bytes_per_device(state.optimizer)
     sizes: dict[str, Any] = dict(
         weights=weights + frozen,

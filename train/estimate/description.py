@@ -6,6 +6,7 @@ This module loads no JAX at import: the command line imports it for help texts.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError
 from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
 from train.estimate.training_memory import (
@@ -18,7 +19,6 @@ from train.estimate.training_memory import (
     estimate_training_memory,
     trainable_shapes,
 )
-from train.lora.lora_config import LoRAConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,8 +99,8 @@ def describe(
       UserError: A size depends on data that cannot be read.
       UsageError: The model is invalid.
     """
+    from train.assembly import make_task
     from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-    from train.tasks.task_registry import make_task
     from transformer.hardware import Hardware
     from transformer.model_context import unconstrained
 
@@ -108,7 +108,7 @@ def describe(
     batch_size, length = max_batch_shape(experiment)
     hardware = hardware or Hardware()
     task = make_task(experiment)
-    if task.has_reference_pass:
+    if task.needs_base_weights:
         notes = (
             *notes,
             "a training step also has a forward pass of the reference, not counted here",
@@ -167,7 +167,7 @@ def describe_model(
     """
     import jax
 
-    from train.lora.layout import make_lora_layout
+    from train.engines.lora import make_lora_layout
     from train.optim.elementwise import AdamW
     from transformer import flops, parameter_counts
 

@@ -12,7 +12,6 @@ import numpy as np
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
 from train.experiment import Experiment
-from train.lora.layout import abstract_frozen
 from train.runtime.local_hardware import host_memory_bytes
 from transformer.precision import DType
 
@@ -99,7 +98,7 @@ def time_step(
     state: Any = engine.init()
     batch = engine.put_batch(random_batch(experiment))
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)  # noqa: E731
-    frozen = jax.tree.map(zeros, abstract_frozen(engine))  # of a LoRA run
+    frozen = jax.tree.map(zeros, engine.abstract_frozen())  # of a LoRA run
     seconds = []
     for _ in range(1 + steps):
         jax.block_until_ready((state, batch))

@@ -7,6 +7,7 @@ from typing import cast
 
 import jax.numpy as jnp
 
+from train.engines.lora import make_lora_layout
 from train.estimate.batch_shapes import max_batch_shape
 from train.estimate.state_and_residuals import (
     Residuals,
@@ -17,7 +18,6 @@ from train.estimate.state_and_residuals import (
 )
 from train.estimate.target import Target
 from train.experiment import Experiment
-from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MeshConfig
 from transformer.flops import TokenFlops, count_token_flops, count_training_flops
@@ -82,7 +82,7 @@ class Quantities:
     @classmethod
     def from_experiment(cls, experiment: Experiment, target: Target) -> "Quantities":
         """Count an experiment whose sizes are resolved."""
-        from train.tasks.task_registry import make_task
+        from train.assembly import make_task
 
         states = StateShapes.from_experiment(experiment)
         model, config = states.model, experiment.model
@@ -93,7 +93,7 @@ class Quantities:
         fraction = states.predicted_fraction
         token_flops = count_token_flops(model, length, fraction, lora)
         training_flops = count_training_flops(model, length, fraction, lora)
-        if make_task(experiment).has_reference_pass:
+        if make_task(experiment).needs_base_weights:
             training_flops = training_flops.plus(count_token_flops(model, length, fraction))
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.engine import make_train_step
+from train.assembly import make_task, training_config
+from train.engines.engine import make_train_step
+from train.engines.lora import make_lora_layout
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
-from train.lora.layout import make_lora_layout
 from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.sharding import (
     optimizer_state_shardings,
@@ -26,7 +27,6 @@ from train.parallel.sharding import (
     replicated_sharding,
 )
 from train.state import TrainState, init_state
-from train.tasks.task_registry import make_task
 from transformer.attention.backends.choose import Backend
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
@@ -135,8 +135,18 @@ class StateShapes(NamedTuple):
         if lora is not None:
             frozen = lora.freeze(jax.eval_shape(model.init_params, jax.random.key(0)))
             axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
-        step = make_train_step(experiment, model, axes)
-        init = functools.partial(init_state, experiment, model, step.optimizer, lora)
+        config = training_config(experiment)
+        step = make_train_step(config, task.make_loss_fn(model), axes, model.config.d_model)
+        init = functools.partial(
+            init_state,
+            config.seed,
+            model,
+            step.optimizer,
+            loss_scale=config.loss_scale,
+            ema=config.ema,
+            recovery=config.recovery,
+            lora=lora,
+        )
         fraction = (
             model.predicted_fraction if task.target_fraction is None else task.target_fraction
         )

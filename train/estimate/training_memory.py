@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from train.lora.lora_config import LoRAConfig
+from train.engines.lora import LoRAConfig
 
 if TYPE_CHECKING:
     from train.optim.optimizer import Optimizer
@@ -220,7 +220,7 @@ def trainable_shapes(model: "Model", lora: LoRAConfig = NO_LORA) -> Any:
     """Return (shapes, axes) of the parameters that are trained."""
     import jax
 
-    from train.lora.layout import make_lora_layout
+    from train.engines.lora import make_lora_layout
     from transformer.parameter_counts import abstract_parameters
 
     shapes, axes = abstract_parameters(model)

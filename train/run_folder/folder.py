@@ -131,7 +131,7 @@ class RunFolder:
 
     @property
     def base_weights(self) -> AnyPath:
-        """Frozen weights of a LoRA run (`train.lora.base_weights`)."""
+        """Frozen weights of a LoRA run (`train.run_folder.base_weights`)."""
         return self.path / "base"
 
     @property
@@ -148,7 +148,7 @@ class RunFolder:
 
     @property
     def rollback_record(self) -> AnyPath:
-        """Rollbacks of the run (`train.recovery.rollback`)."""
+        """Rollbacks of the run (`train.rollback`)."""
         return self.path / "recovery.json"
 
     @property

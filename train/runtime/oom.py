@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from train.engine import Engine
+from train.engines.engine import Engine
 from train.errors import UserError
 from train.estimate.description_tables import format_bytes
 from train.experiment import Experiment

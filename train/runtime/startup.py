@@ -14,8 +14,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-import train
-
 
 class LenientStream:
     """Text stream that drops the errors of writing to another stream.
@@ -132,7 +130,7 @@ def program_name() -> str:
 
 def foreign_packages() -> dict[str, str]:
     """Return the files that `import transformer` and `import configs` would find, if not ours."""
-    own_root = pathlib.Path(str(train.__file__)).resolve().parents[1]
+    own_root = pathlib.Path(__file__).resolve().parents[2]
     foreign = {}
     for name in ("transformer", "configs"):
         spec = importlib.util.find_spec(name)

@@ -13,13 +13,13 @@ from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.requests import GenerationRequest, RequestError, as_request_errors
 from train.tasks.instruction import render_question
+from train.tasks.task import tokenizer_of
 from train.tasks.text_completion import (
     Completion,
     StopCompletionError,
     complete_tokens,
     encode_prompt,
 )
-from train.tasks.vocabulary import tokenizer_of
 from transformer.models.language_model import LanguageModel
 from transformer.models.unstacked import unstack_for_decoding
 

@@ -10,7 +10,7 @@ from train.cli.config_verbs import pop_init_model
 from train.config.experiment_files import find_experiment
 from train.errors import UsageError
 from train.run_folder.folder import RunFolder
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 
 
 def test_model_and_first_token_of_the_decoder(
@@ -26,7 +26,7 @@ def test_model_and_first_token_of_the_decoder(
         return folder
 
     monkeypatch.setattr(RunFolder, "open_existing", staticmethod(open_existing))
-    monkeypatch.setattr("train.run.read_experiment", lambda folder: source)
+    monkeypatch.setattr("train.run_folder.run_config.read_experiment", lambda folder: source)
     arguments = ["multi30k", "--init-model", "--init-from=W", "--task.num-beams", "2"]
     change = pop_init_model(arguments)
     assert arguments == ["multi30k", "--init-from=W", "--task.num-beams", "2"]

@@ -226,6 +226,6 @@ def test_invalid_experiments(plain: dict[str, Any], reason: str) -> None:
 
 def test_saved_data_is_not_executed() -> None:
     """A name selects one of the known classes; nothing is imported by name."""
-    for kind in ("os.system", "train.loop.fit", "__class__"):
+    for kind in ("os.system", "train.fitting.fit", "__class__"):
         with pytest.raises(UserError, match="is not known"):
             experiment_from_dict(with_mixer({"kind": kind}), "here")

@@ -18,7 +18,7 @@ from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
-from train.tasks.task_registry import DATASETS, TASKS
+from train.tasks.registry import DATASETS, TASKS
 from transformer.attention.mixer import MIXERS
 
 Capture = pytest.CaptureFixture[str]

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from tests.train.support import LENGTH, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import make_engine
+from train.assembly import make_engine
+from train.engines.jit_engine import JitEngine
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.compile import CompiledStep, parse_rejection, trace_residual_bytes
 from train.estimate.description import describe
 from train.estimate.description_tables import temporaries_differences
-from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 
@@ -85,10 +85,11 @@ def test_residuals_shrink_with_remat(
     for remat in ("none", "full"):
         base = tiny(tmp_path)
         model = dataclasses.replace(base.model, vocab_size=30, remat=remat)
-        engine = make_engine(dataclasses.replace(base, model=model), Hardware())
+        experiment = dataclasses.replace(base, model=model)
+        engine = make_engine(experiment, Hardware())
         assert isinstance(engine, JitEngine)
         kept[remat], _ = trace_residual_bytes(
-            engine, sharded_batch_shapes(engine.experiment, engine.mesh), 1
+            engine, sharded_batch_shapes(experiment, engine.mesh), 1
         )
     inputs = 2 * 8 * LENGTH * 16 * 4  # of two layers, D 16
     assert inputs <= kept["full"] < inputs + 8 * LENGTH * 16 * 4 * 8

@@ -15,15 +15,16 @@ from tests.train.support import (
     random_rows,
     tiny,
 )
+from train.assembly import make_engine
 from train.checkpoint.manifest import MANIFEST_NAME
-from train.engine import Engine, make_engine
+from train.engines.engine import Engine
+from train.engines.jit_engine import JitEngine
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.description import describe
-from train.jit_engine import JitEngine
-from train.lora.base_weights import BASE_KEY, base_digest, check_base
-from train.lora.lora_config import LoRAConfig
 from train.parallel.mesh import MeshConfig
+from train.run_folder.base_weights import BASE_KEY, base_digest, check_base
 from train.run_folder.folder import RunFolder
 from transformer import Hardware, Precision
 

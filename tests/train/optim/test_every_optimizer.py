@@ -9,8 +9,8 @@ import pytest
 from tests.train.optim.support import drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh

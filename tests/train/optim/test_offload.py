@@ -13,7 +13,7 @@ from bench.jax_versions import CPU_HAS_PINNED_HOST
 from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
 from tests.train.support import assert_close, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import make_engine
+from train.assembly import make_engine
 from train.optim.elementwise import AdamW
 from train.optim.optimizer_registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig

@@ -14,7 +14,7 @@ from train.data.example_configs import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
 from train.runtime.backend_probes import mark_broken_kernels
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -111,7 +111,7 @@ def test_run_uses_fallback_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The TPU's real kernel, which no CPU compiles."""
-    monkeypatch.setattr("train.loop.local_hardware", lambda: TPU)
+    monkeypatch.setattr("train.fitting.local_hardware", lambda: TPU)
     train.fit(without_dropout(tmp_path), str(tmp_path / "run"))
     [event] = [
         each for each in lines_of(tmp_path / "run/logbook.jsonl") if each["event"] == "fell back"

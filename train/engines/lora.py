@@ -1,9 +1,11 @@
-"""Settings of LoRA fine-tuning. This module loads no JAX: `--help` reads it."""
+"""LoRA fine-tuning: its settings, and which weights are frozen, adapted or trained in full."""
 
 import dataclasses
+from typing import Any
 
 from train.data.data_config import require_types
 from train.errors import UsageError
+from transformer.lora import LoRALayout
 
 NEW = "new"
 """Entry of `train_fully` for the weights that the source of a warm start lacks."""
@@ -38,3 +40,30 @@ class LoRAConfig:
             raise UsageError(f"lora.alpha {self.alpha}: give a positive number")
         if self.rank and not self.targets:
             raise UsageError("lora.targets: is empty; give matrices such as query,value")
+
+
+def make_lora_layout(lora: LoRAConfig, logical_axes: Any) -> LoRALayout | None:
+    """Return the layout of a run; None if it trains all weights in full.
+
+    Args:
+      lora: The settings.
+      logical_axes: Tree of `LogicalAxes` of the model's parameters.
+
+    Raises:
+      UsageError: A target or a weight to train in full does not exist.
+    """
+    if not lora.rank:
+        return None
+    try:
+        return LoRALayout.create(
+            logical_axes,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=lora.targets,
+            # `fit` replaces `new` by paths. Where no source is known (`describe`, `plan`) nothing
+            # is new.
+            trained=[each for each in lora.train_fully if each != NEW],
+        )
+    except ValueError as error:
+        message = str(error).replace("trained ", "train_fully ", 1)
+        raise UsageError(f"lora.{message}") from error

@@ -10,8 +10,7 @@ from flax import struct
 
 from train.data.data_config import require_at_least, require_types
 from train.errors import UsageError
-from train.recovery.detector import AnomalyDetector
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import AnomalyDetector, RecoveryConfig
 from transformer.lora import LoRALayout
 from transformer.models.model import Model
 from transformer.validation import check_fraction

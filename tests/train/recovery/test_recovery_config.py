@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 
 
 @pytest.mark.parametrize(

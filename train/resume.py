@@ -125,7 +125,7 @@ def check_resumable(
     """
     changes = diff_experiments(previous.experiment, requested) if previous else {}
     changes = {name: pair for name, pair in changes.items() if not name.startswith(unresolved)}
-    if forbidden := forbidden_changes(changes):
+    if forbidden := forbidden_changes(changes, requested):
         # Of a part of another kind all settings differ: the kind is what the user changed.
         name = min(forbidden, key=lambda each: not each.endswith(".kind"))
         old, new = forbidden[name]

@@ -14,7 +14,7 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import load_eval_weights
 from train.evaluation.evaluator import evaluate_weights
-from train.experiment import Experiment, check_seed
+from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.run_folder.base_weights import check_base, load_base
 from train.run_folder.folder import RunFolder
@@ -32,6 +32,7 @@ from train.telemetry.metrics_log import read_metrics
 from transformer.generation.log_likelihood import LogLikelihood
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.model import Model
+from transformer.validation import check_seed
 
 if TYPE_CHECKING:  # of an optional package
     from matplotlib.figure import Figure

@@ -1,52 +1,47 @@
 """The training state: everything that a checkpoint holds of a run."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
-from train.data.data_config import require_at_least, require_types
 from train.errors import UsageError
 from train.recovery.detector import AnomalyDetector, RecoveryConfig
+from train.settings import Settings
 from transformer.lora import LoRALayout
 from transformer.models.model import Model
-from transformer.validation import check_fraction
+from transformer.validation import Bounds, Fraction, Mark, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
-class LossScaleConfig:
+class LossScaleConfig(Settings, part="loss_scale"):
     """Dynamic loss scaling. Active only if the precision policy computes in float16."""
 
-    init_scale: float = 2.0**15
+    init_scale: Annotated[float, Bounds(1)] = 2.0**15
     """Factor of the loss in the first step."""
-    growth_interval: int = 2000
+    growth_interval: Annotated[PositiveInt, Mark.RESUMABLE] = 2000
     """Consecutive steps without overflow after which the scale doubles."""
-    max_scale: float = 2.0**24
+    max_scale: Annotated[float, Mark.RESUMABLE] = 2.0**24
     """Upper limit of the scale."""
 
     def __post_init__(self) -> None:
-        require_types(self, "loss_scale")
-        if not 1 <= self.init_scale <= self.max_scale:
+        super().__post_init__()
+        if self.init_scale > self.max_scale:
             raise UsageError(
-                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
-                f"loss_scale.max_scale {self.max_scale}"
+                f"loss_scale.init_scale {self.init_scale}: give at most loss_scale.max_scale "
+                f"{self.max_scale}"
             )
-        require_at_least(1, "loss_scale", self, "growth_interval")
 
 
 @dataclasses.dataclass(frozen=True)
-class EmaConfig:
+class EmaConfig(Settings, part="ema"):
     """Exponential moving average (EMA) of the weights, used for evaluation."""
 
-    decay: float = 0.0
+    decay: Annotated[Fraction, Mark.RESUMABLE, Mark.SWITCHES_STATE] = 0.0
     """Factor of the old average in each update, close to 1. 0: keep no average."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "ema")
-        check_fraction("ema.decay", self.decay)
 
 
 class LossScale(struct.PyTreeNode):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.drills import _fuzz_models
 from train.checkpoint.manager import CheckpointManager
 from train.cli.config_verbs import FitArguments
-from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.data.bitext import prepare_bitext
@@ -183,10 +183,7 @@ def settings() -> Target:
     names += ["--optimizer.kind", "--data.kind", "--task.kind", "--help", "--", "--model"]
 
     def use(folder: pathlib.Path, arguments: list[str]) -> None:
-        with as_usage_errors():
-            experiment, left = select_kinds(default, arguments)
-            given = FitArguments(experiment)
-            parse(FitArguments, left, verb="fit", default=given, extra_help=kinds_help(experiment))
+        parse(FitArguments, arguments, verb="fit", experiment=default)
 
     return Target("settings", use, weight=4, arguments=names)
 

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linprog
 
-from train.cli.parsing import parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
@@ -31,7 +32,6 @@ from train.estimate.description_tables import format_bytes
 from train.estimate.footprint import Coefficients, apply_coefficients, footprint_terms
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
-from train.experiment import Experiment
 
 FILE = Path("tests/train/estimate/footprint_cases.json")
 
@@ -64,9 +64,9 @@ def cases(options: Options) -> Iterator[str]:
 def compiled(case: str) -> dict[str, Any]:
     """Return the compiler's figures of a case, and the terms of the estimate."""
     config, name, *settings = case.split()
-    default, left = select_kinds(find_experiment(config), settings)
-    experiment = parse(Experiment, left, verb="plan", default=default)
-    experiment, _ = resolve_sizes(experiment)
+    base = find_experiment(config)
+    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
+    experiment, _ = resolve_sizes(given.experiment)
     target = parse_target(name)
     quantities = Quantities.from_experiment(experiment, target)
     candidate = Candidate.from_experiment(experiment, target.num_devices)

@@ -301,8 +301,8 @@ BUGS = (
     Bug(
         "a run resumed with other settings",
         "train/resume.py",
-        "if forbidden := forbidden_changes(changes):",
-        "if forbidden := forbidden_changes({}):",
+        "if forbidden := forbidden_changes(changes, requested):",
+        "if forbidden := forbidden_changes({}, requested):",
         "train/test_resume.py",
     ),
     Bug(

@@ -78,14 +78,12 @@ def test_numbers_out_of_range_are_refused(config: Any, settings: dict[str, Any])
 
 
 def test_verb_options_are_checked() -> None:
-    plan = PlanArguments(experiment=find_experiment("quickstart"))
-    for kind, default, flag, value in (
-        (SampleArguments, None, "--seed", str(2**63)),
-        (PlanArguments, plan, "--show", str(2**31)),
-        (PlanArguments, plan, "--tokens", "nan"),
-    ):
+    base = find_experiment("quickstart")
+    with pytest.raises(UsageError, match=r"^seed 9223372036854775808: is too large; give"):
+        parse(SampleArguments, ["W", "--seed", str(2**63)], verb="sample")
+    for flags in (["--show", str(2**31)], ["--tokens", "nan"]):
         with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
-            parse(kind, [flag, value], verb="verb", default=default)
+            parse(PlanArguments, flags, verb="plan", experiment=base)
 
 
 def test_tokens_of_a_batch_fit_32_bits() -> None:

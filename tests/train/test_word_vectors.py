@@ -21,7 +21,7 @@ from tests.train.support import (
     shared_programs,  # noqa: F401
 )
 from tests.train.tasks.support import tiny_classifier
-from train.cli.config_verbs import pop_init_model
+from train.cli.config_verbs import with_model_of
 from train.data.data_config import TokenizerConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
@@ -188,10 +188,8 @@ def test_vectors_that_do_not_suit_the_run_are_refused(tmp_path: Path, still: Exp
     with pytest.raises(UserError, match=r"init_adapter a: is for a trained model, and .*v\.txt is"):
         train.fit(still, str(tmp_path / "run"), init_from=str(file), init_adapter="a")
     assert not (tmp_path / "run").exists()
-    change = pop_init_model(["--init-from", str(file), "--init-model"])
-    assert change is not None
     with pytest.raises(UsageError, match="is a file of word vectors, which has no model"):
-        change(still)
+        with_model_of(str(file), still)
 
 
 @pytest.mark.full

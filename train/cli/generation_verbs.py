@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from train.assembly import make_task
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
+from train.cli.parsing import RunArguments, given_flags, parse, print_json
 from train.data.chat_template import Message
-from train.errors import UsageError, UserError, printable
+from train.errors import UsageError, UserError, as_usage_errors, printable
 from train.run import Run, load, sample
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
@@ -22,11 +22,11 @@ from train.tasks.task import SampleOptions
 from train.tasks.text_scores import score_texts
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
-from transformer.validation import Bounds, PositiveInt
+from transformer.validation import Bounds, PositiveInt, Seed
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleArguments(RunArguments):
     """Run a model on prompts: continue text, translate, classify, tag tokens, or fill [MASK]."""
 
     prompt: tuple[str, ...] = ("",)
@@ -43,10 +43,8 @@ class SampleArguments:
     """Sample among the most likely tokens that together reach this probability."""
     beams: int = 0
     """Hypotheses of beam search (translation only); 0: the run's own setting."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random draws."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
     chat: bool = False
     """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
     line of standard input for each turn."""
@@ -58,31 +56,27 @@ GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams"
 
 def run_sample(arguments: list[str]) -> int:
     """Print the model's answers; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "sample")
-    given = parse(SampleArguments, arguments, verb="sample W")
+    given = parse(SampleArguments, arguments, verb="sample")
     # From the settings alone: an option without effect is refused before weights are loaded.
-    task = make_task(read_experiment(RunFolder.open_existing(workdir)))
-    check_supported_options(arguments, task.supported_options)
+    task = make_task(read_experiment(RunFolder.open_existing(given.workdir)))
+    check_supported_options(given_flags(arguments), task.supported_options)
     with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
     options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
-    is_conversation = given.chat and not any(given.prompt)
-    if is_conversation and json_wanted:
-        raise UsageError("sample --chat --json: needs --prompt; give one or more")
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
-        run = load(workdir, step=given.step)
-        if given.chat and not (isinstance(run.model, LanguageModel) and run.tokenizer):
-            kind = type(run.experiment.task).__name__
-            raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
-        if is_conversation:
-            chat(run, options)
-            return 0
+        run = load(given.workdir, step=given.step)
+        if given.chat:
+            check_can_chat(run)
+            if not any(given.prompt):
+                if given.json:
+                    raise UsageError("sample --chat --json: needs --prompt; give one or more")
+                chat(run, options)
+                return 0
         continues = task.continues_prompt and not given.chat
         prompts = given.prompt if continues else [""] * len(given.prompt)
-        stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
+        stream = _Stream(prompts[0]) if not given.json and len(prompts) == 1 else None
         if given.chat:
             texts = answer_prompts(run, list(given.prompt), options, stream)
         else:
@@ -95,7 +89,7 @@ def run_sample(arguments: list[str]) -> int:
                 seed=given.seed,
                 on_text=stream,
             )
-    if json_wanted:
+    if given.json:
         print_json({"text": texts})
     elif stream is not None:
         stream("\n")
@@ -105,13 +99,10 @@ def run_sample(arguments: list[str]) -> int:
     return 0
 
 
-def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
+def check_supported_options(given: Collection[str], supported: Collection[str]) -> None:
     """Raise UsageError for options that the run's task does not use."""
-    flags = {each.partition("=")[0].replace("_", "-") for each in arguments}
     ignored = [
-        flag
-        for name in GENERATION_OPTIONS
-        if name not in supported and (flag := _flag(name)) in flags
+        _flag(name) for name in GENERATION_OPTIONS if name in given and name not in supported
     ]
     if ignored:
         others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
@@ -138,8 +129,8 @@ class _Stream:
         self._prompt = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreArguments(RunArguments):
     """Print the log-likelihood of texts under a run's model, in nats."""
 
     text: tuple[str, ...]
@@ -147,23 +138,19 @@ class ScoreArguments:
     context: tuple[str, ...] | None = None
     """Text that precedes each (of a translation model, the source): one for all, or one for each.
     An empty one is the beginning of a document. Without, a text's first token is not scored."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 def run_score(arguments: list[str]) -> int:
     """Print log-likelihoods of texts; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "score")
-    options = parse(ScoreArguments, arguments, verb="score W")
+    options = parse(ScoreArguments, arguments, verb="score")
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
-    run = load(workdir, step=options.step)
+    run = load(options.workdir, step=options.step)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
         scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
-    if json_wanted:
+    if options.json:
         print_json({"log_likelihood": totals, "tokens": counts})
         return 0
     print("log-likelihood   tokens   perplexity   text")
@@ -172,8 +159,8 @@ def run_score(arguments: list[str]) -> int:
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ServeArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeArguments(RunArguments):
     """Answer an OpenAI-compatible HTTP API with a run's language model."""
 
     host: str = "127.0.0.1"
@@ -192,15 +179,11 @@ class ServeArguments:
     allowed_hosts: tuple[str, ...] = ()
     """Names under which a proxy or a tunnel reaches the server, or patterns of them
     (`*.example.org`). Default: on this machine alone localhost; with another --host any name."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 def run_serve(arguments: list[str]) -> int:
     """Serve a run until Ctrl-C; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "serve")
-    options = parse(ServeArguments, arguments, verb="serve W")
+    options = parse(ServeArguments, arguments, verb="serve")
     key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
     if key == "":
         raise UsageError("api_key: is empty; give a key, or leave it out for a server without one")
@@ -208,7 +191,7 @@ def run_serve(arguments: list[str]) -> int:
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        run = load(workdir, step=options.step)
+        run = load(options.workdir, step=options.step)
         generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
@@ -216,7 +199,7 @@ def run_serve(arguments: list[str]) -> int:
     with Server(address, generator, name, key or "", options.allowed_hosts) as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
-        if json_wanted:
+        if options.json:
             print_json({"url": url, "model": name, "step": step})
         else:
             print(f"{name} of step {step} is served at {url}; Ctrl-C stops it", flush=True)
@@ -256,6 +239,13 @@ def read_questions() -> Iterable[str]:
         if not (line := sys.stdin.readline()):
             return
         yield line
+
+
+def check_can_chat(run: Run) -> None:
+    """Raise UserError for a run without a language model."""
+    if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
+        kind = type(run.experiment.task).__name__
+        raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
 
 
 def print_text(text: str) -> None:

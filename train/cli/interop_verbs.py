@@ -6,7 +6,14 @@
 import dataclasses
 from typing import Annotated
 
-from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
+import tyro
+
+from train.cli.parsing import (
+    JsonArguments,
+    Workdir,
+    parse,
+    print_json,
+)
 from train.dpo_reference import add_reference
 from train.huggingface import import_model
 from train.huggingface_export import Weights, export_run
@@ -14,10 +21,12 @@ from train.lora.merge_and_export import merge_run
 from transformer.validation import Bounds, PositiveInt
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportArguments(JsonArguments):
     """Make a run folder of a Hugging Face model, for `sample`, `evaluate` and `fit --init-from`."""
 
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """A local folder, or a name on the Hugging Face hub."""
     workdir: str
     """Folder of the run to make."""
     data: str = ""
@@ -30,27 +39,27 @@ class ImportArguments:
 
 def run_import(arguments: list[str]) -> int:
     """Import a model; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    source = pop_positional(arguments, "SOURCE", "import")
-    options = parse(ImportArguments, arguments, verb="import SOURCE")
+    options = parse(ImportArguments, arguments, verb="import")
     folder = import_model(
-        source,
+        options.source,
         options.workdir,
         data_path=options.data,
         precision=options.precision,
         adapter=options.adapter,
     )
-    if json_wanted:
+    if options.json:
         print_json({"workdir": str(folder.path)})
     else:
         print(f"imported: {folder.path}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportArguments(JsonArguments):
     """Write a run as a folder that Hugging Face transformers opens."""
 
+    workdir: Workdir
+    """Folder of the run."""
     output: str
     """Folder to write."""
     family: str = ""
@@ -66,29 +75,28 @@ class ExportArguments:
 
 def run_export(arguments: list[str]) -> int:
     """Export a run; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "export")
-    options = parse(ExportArguments, arguments, verb="export W")
+    options = parse(ExportArguments, arguments, verb="export")
     model_type = export_run(
-        workdir,
+        options.workdir,
         options.output,
         family=options.family,
         dtype=options.dtype,
         max_shard_bytes=options.max_shard_megabytes * 1_000_000,
         weights=options.weights,
     )
-    record = {"output": options.output, "model_type": model_type}
-    if json_wanted:
-        print_json(record)
+    if options.json:
+        print_json({"output": options.output, "model_type": model_type})
     else:
         print(f"exported as {model_type}: {options.output}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class MergeArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MergeArguments(JsonArguments):
     """Write the merged weights of a LoRA run to the folder of an ordinary run."""
 
+    source: Workdir
+    """Folder of the LoRA run."""
     workdir: str
     """Folder of the new run."""
     step: int | None = None
@@ -97,22 +105,22 @@ class MergeArguments:
 
 def run_merge(arguments: list[str]) -> int:
     """Merge a LoRA run; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    source = pop_positional(arguments, "W", "merge")
-    options = parse(MergeArguments, arguments, verb="merge W")
-    run = merge_run(source, options.workdir, step=options.step)
+    options = parse(MergeArguments, arguments, verb="merge")
+    run = merge_run(options.source, options.workdir, step=options.step)
     base_path = str(run.folder.path)
-    if json_wanted:
+    if options.json:
         print_json({"workdir": base_path})
     else:
         print(f"merged weights in {base_path}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ReferenceArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceArguments(JsonArguments):
     """Add a run's log-likelihoods to pairs of answers, for DPO with --task.reference data."""
 
+    workdir: Workdir
+    """Folder of the run."""
     pairs: str
     """JSON lines with prompt, chosen and rejected."""
     output: str
@@ -127,20 +135,17 @@ class ReferenceArguments:
 
 def run_reference(arguments: list[str]) -> int:
     """Score pairs; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "reference")
-    options = parse(ReferenceArguments, arguments, verb="reference W")
+    options = parse(ReferenceArguments, arguments, verb="reference")
     count = add_reference(
-        workdir,
+        options.workdir,
         options.pairs,
         options.output,
         max_length=options.max_length,
         chat_template=options.chat_template,
         batch_size=options.batch_size,
     )
-    record = {"output": options.output, "pairs": count}
-    if json_wanted:
-        print_json(record)
+    if options.json:
+        print_json({"output": options.output, "pairs": count})
     else:
         print(f"scored {count:,} pairs: {options.output}")
     return 0

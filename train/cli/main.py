@@ -127,10 +127,12 @@ PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "comp
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 
-TAKES_SETTINGS = frozenset({"W", "SOURCE", "FILE"})
-"""First arguments of verbs with the same settings for each: help needs none. The settings of CONFIG
-are its own; the other verbs have none."""
-
+OWN_HELP_VERBS = frozenset(
+    verb
+    for verb, each in VERBS.items()
+    if each.arguments.startswith("CONFIG") or each.module == "listing_verbs"
+)
+"""Verbs whose help is not tyro's: settings are those of a CONFIG, and the others load no JAX."""
 
 HELP_FLAGS = frozenset({"-h", "--help"})
 """Flags that print help."""
@@ -193,12 +195,10 @@ def dispatch(verb: str, arguments: list[str]) -> int:
             f"choose one of {', '.join(VERBS)}"
         )
     modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
-    options = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
-    if not HELP_FLAGS.isdisjoint(options):
-        if VERBS[verb].arguments.split(" ")[0] not in TAKES_SETTINGS:
-            print(verb_usage(verb))
-            return 0
-        arguments = ["--help"]  # tyro lists the settings, which are those of every W
+    options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
+    if verb in OWN_HELP_VERBS and not HELP_FLAGS.isdisjoint(options):
+        print(verb_usage(verb))
+        return 0
     from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
     from train.runtime.stages import show_stages
 
@@ -281,19 +281,19 @@ def version() -> str:
 
 
 def verb_usage(verb: str) -> str:
-    """Return the text of `VERB --help`."""
+    """Return the help of one of `OWN_HELP_VERBS`, without a CONFIG."""
     signature, summary, _ = VERBS[verb]
     lines = [f"usage: {program_name()} {verb} {signature}".rstrip(), "", summary]
     if signature.startswith("CONFIG"):
         lines += [
             "",
-            "every config has --steps, --batch-size, --seed, --data.path, --log-every and",
-            "--checkpoint.every; the learning rate is --schedule.learning-rate",
-            f"{program_name()} {verb} CONFIG --help lists all of its settings and their values;",
-            f"{program_name()} configs lists what to give for CONFIG",
-            "",
+            "Every config has --steps, --batch-size, --seed, --data.path, --log-every and",
+            "--checkpoint.every; the learning rate is --schedule.learning-rate.",
+            f"{program_name()} {verb} CONFIG --help shows the settings that many people change,",
+            "--help-all all of them, and --help PART those of a part, such as --help optimizer.",
+            f"{program_name()} configs lists what to give for CONFIG.",
+            "--json prints one object on standard output.",
         ]
-    lines.append("--json prints one object on standard output")
     return "\n".join(lines)
 
 

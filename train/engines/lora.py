@@ -3,21 +3,22 @@
 import dataclasses
 from typing import Any
 
-from train.data.data_config import require_types
 from train.errors import UsageError
+from train.settings import Settings
 from transformer.lora import LoRALayout
+from transformer.validation import NonNegativeInt, PositiveFloat
 
 NEW = "new"
 """Entry of `train_fully` for the weights that the source of a warm start lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LoRAConfig:
+class LoRAConfig(Settings, part="lora"):
     """Low-rank adaptation (LoRA, Hu et al. 2021) of frozen weights: W + alpha / rank A B."""
 
-    rank: int = 0
+    rank: NonNegativeInt = 0
     """Columns of A and rows of B. 0: train all weights in full."""
-    alpha: float = 16.0
+    alpha: PositiveFloat = 16.0
     """The low-rank update is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("query", "value")
     """Matrices that get an update: query, key, value, output, gate, up, down, or the groups
@@ -33,11 +34,7 @@ class LoRAConfig:
             if isinstance(names, list | tuple) and all(isinstance(each, str) for each in names):
                 words = (word for each in names for word in each.split(","))
                 object.__setattr__(self, name, tuple(word for word in words if word))
-        require_types(self, "lora")
-        if self.rank < 0:
-            raise UsageError(f"lora.rank {self.rank}: give 0 or more")
-        if not self.alpha > 0:
-            raise UsageError(f"lora.alpha {self.alpha}: give a positive number")
+        super().__post_init__()
         if self.rank and not self.targets:
             raise UsageError("lora.targets: is empty; give matrices such as query,value")
 

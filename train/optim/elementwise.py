@@ -1,12 +1,12 @@
 """Optimizers that treat each weight alone: SGD, Adam, AdamW and Lion."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import optax
 
 from train.optim.optimizer import Optimizer, add_weight_decay, scale_hidden_matrices
-from transformer.validation import Fraction, NonNegativeFloat
+from transformer.validation import Fraction, Mark, NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Sgd(Optimizer):
 
     kind: ClassVar[str] = "sgd"
 
-    momentum: Fraction = 0.9
+    momentum: Annotated[Fraction, Mark.SWITCHES_STATE] = 0.9
     """Decay rate of the accumulated gradients. 0: plain SGD, without optimizer state."""
     nesterov: bool = False
     """Use Nesterov's momentum."""

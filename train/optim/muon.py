@@ -6,7 +6,7 @@ both.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import optax
@@ -14,7 +14,7 @@ from optax import contrib
 
 from train.optim.optimizer import Optimizer, is_hidden_matrix
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.validation import Fraction, NonNegativeFloat, PositiveInt
+from transformer.validation import Fraction, Mark, NonNegativeFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Muon(Optimizer):
     """Scaling that brings all singular values to at most 1 before the first iteration. frobenius:
     divide by the norm of the matrix. aol: one factor for each row, which saves about one iteration
     (Boissin et al. 2025, Turbo-Muon)."""
-    momentum: Fraction = 0.95
+    momentum: Annotated[Fraction, Mark.SWITCHES_STATE] = 0.95
     """Decay rate of the accumulated gradients of matrices."""
     beta1: Fraction = 0.9
     """Adam: decay rate of the mean of the gradients."""

@@ -9,21 +9,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.settings import Settings
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.validation import NonNegativeFloat, check_settings
+from transformer.validation import NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(abc.ABC):
+class Optimizer(Settings, abc.ABC, part="optimizer"):
     """Hyperparameters of an optimizer, with the optax transformation that they make."""
 
     kind: ClassVar[str]
 
     max_grad_norm: NonNegativeFloat = 1.0
     """Largest global norm of the gradients; larger gradients are scaled down to it. 0: no limit."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, "optimizer")
 
     @abc.abstractmethod
     def make(

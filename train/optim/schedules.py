@@ -12,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.errors import UsageError
+from train.settings import Settings
 from transformer.registration import check_kind_is_free, check_registration
-from transformer.validation import Bounds, NonNegativeFloat, NonNegativeInt, check_settings
+from transformer.validation import Bounds, Mark, NonNegativeFloat, NonNegativeInt
 
 Shape = Literal["cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant"]
 
 
 @dataclasses.dataclass(frozen=True)
-class LearningRateSchedule(abc.ABC):
+class LearningRateSchedule(Settings, abc.ABC, part="schedule"):
     """Interface of the settings of a schedule. Those of your own have a `kind: ClassVar[str]`."""
 
     @abc.abstractmethod
@@ -40,10 +42,10 @@ class ScheduleConfig(LearningRateSchedule):
     """Shape after the warm-up. cosine, linear: decay until the last step. inverse_sqrt: decay with
     the inverse square root of the step (Vaswani et al. 2017, section 5.3). warmup_stable_decay:
     constant, then linear decay at the end. constant: no decay."""
-    learning_rate: NonNegativeFloat = 3e-4
+    learning_rate: Annotated[NonNegativeFloat, Mark.COMMON] = 3e-4
     """Peak learning rate. With `inverse_sqrt`, 0 means the paper's d_model^-0.5 *
     warmup_steps^-0.5."""
-    warmup_steps: NonNegativeInt = 100
+    warmup_steps: Annotated[NonNegativeInt, Mark.COMMON] = 100
     """Steps of the warm-up."""
     min_lr_ratio: Annotated[float, Bounds(0, 1)] = 0.1
     """Learning rate of the last step, as a fraction of the peak (cosine, linear,
@@ -52,12 +54,12 @@ class ScheduleConfig(LearningRateSchedule):
     """Length of the final decay, as a fraction of all steps (warmup_stable_decay only)."""
 
     def __post_init__(self) -> None:
-        check_settings(self, "schedule")
+        super().__post_init__()
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
-            raise ValueError("schedule.learning_rate 0: changes no weight; give a positive rate")
-        if self.warmup_steps == 0 and self.kind == "inverse_sqrt":
-            raise ValueError(
-                "schedule.warmup_steps 0: inverse_sqrt needs a warmup; give 1 or more steps"
+            raise UsageError("schedule.learning_rate 0: changes no weight; give a positive rate")
+        if self.kind == "inverse_sqrt" and self.warmup_steps == 0:
+            raise UsageError(
+                "schedule.warmup_steps 0: inverse_sqrt needs a warm-up; give 1 or more"
             )
 
     def make(self, *, steps: int, width: int) -> optax.Schedule:

@@ -59,7 +59,7 @@ from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import Classifier, Pooling, Tagger
 from transformer.models.model import LOGITS
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import Fraction, NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +69,16 @@ class Classification(TaskConfig):
     data_configs = (ClassificationDataConfig, ListOpsDataConfig)
     predicts_labels = True
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of labels, C. 0: as many as the training data have."""
     pooling: Pooling = "first"
     """Vector that the label is predicted from: of the first token (a start token), or the mean or
     the maximum over all tokens."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
-    word_dropout: float = 0.0
+    word_dropout: Fraction = 0.0
     """Probability that a token of a training text is left out: it is masked like padding, in
     [0, 1) (Iyyer et al. 2015, section 2.3)."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
-        check_fraction("task.word_dropout", self.word_dropout)
 
     def check(self, model: TransformerConfig) -> None:
         check_no_encoder(self, model)
@@ -102,14 +97,10 @@ class Tagging(TaskConfig):
     data_configs = (TokenLabelDataConfig,)
     predicts_labels = True
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of tags, C. 0: as many as the training data have."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of each token's vector, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
     def check(self, model: TransformerConfig) -> None:
         check_no_encoder(self, model)

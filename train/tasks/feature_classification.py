@@ -28,7 +28,7 @@ from transformer.models.config import TransformerConfig
 from transformer.models.feature_classifier import FeatureClassifier
 from transformer.models.heads import Pooling
 from transformer.models.model import LOGITS
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import Fraction, NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,24 +37,19 @@ class FeatureClassification(TaskConfig):
 
     data_configs = (FeatureDataConfig,)
 
-    num_labels: int = 0
+    num_labels: NonNegativeInt = 0
     """Number of labels, C. 0: as many as the data have, in all splits."""
-    num_features: int = 0
+    num_features: NonNegativeInt = 0
     """Numbers of a position, I. 0: as many as the training data have."""
     pooling: Pooling = "mean"
     """Vector that the label is predicted from: of the first position, or the mean or the maximum
     over all of them."""
-    classifier_dropout: float = 0.0
+    classifier_dropout: Fraction = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
     has_adjacency: bool | None = None
     """Examples are graphs with an adjacency each. None: if those of training are."""
     use_adjacency: bool = True
     """Graphs: attend along edges alone. False: every node attends to every other."""
-
-    def __post_init__(self) -> None:
-        check_at_least("task.num_labels", self.num_labels, 0)
-        check_at_least("task.num_features", self.num_features, 0)
-        check_fraction("task.classifier_dropout", self.classifier_dropout)
 
     def check(self, model: TransformerConfig) -> None:
         check_no_encoder(self, model)

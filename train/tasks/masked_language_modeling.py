@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.stack import supports_segments
-from transformer.validation import check_settings
+from transformer.validation import Bounds, NonNegativeFloat
 
 MASK_PATTERN = re.compile(r"\s*(?:\[MASK\]|<mask>)")
 """A mask in a prompt, with the space before it, which is part of the masked token."""
@@ -50,27 +50,20 @@ class MaskedLanguageModeling(TaskConfig):
 
     data_configs = (TextDataConfig,)
 
-    mlm_probability: float = 0.15
+    mlm_probability: Annotated[float, Bounds(above=0, maximum=1)] = 0.15
     """Fraction of the tokens that are selected for prediction, in (0, 1]."""
-    mask_replace_prob: float = 0.8
+    mask_replace_prob: NonNegativeFloat = 0.8
     """Fraction of the selected tokens that are replaced by the mask token."""
-    random_replace_prob: float = 0.1
+    random_replace_prob: NonNegativeFloat = 0.1
     """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
 
     def __post_init__(self) -> None:
-        check_settings(self, "task")
-        if not 0 < self.mlm_probability <= 1:
-            raise ValueError(
-                f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"
-            )
+        super().__post_init__()
         # Chosen tokens that are neither masked nor replaced stay as they are.
-        if (
-            min(self.mask_replace_prob, self.random_replace_prob) < 0
-            or self.mask_replace_prob + self.random_replace_prob > 1
-        ):
-            raise ValueError(
+        if self.mask_replace_prob + self.random_replace_prob > 1:
+            raise UsageError(
                 f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob "
-                f"{self.random_replace_prob}: give fractions of at least 0 that sum to at most 1"
+                f"{self.random_replace_prob}: give fractions that sum to at most 1"
             )
 
     def check(self, model: TransformerConfig) -> None:

@@ -46,7 +46,7 @@ from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import LOGITS
-from transformer.validation import check_settings
+from transformer.validation import PositiveFloat
 
 CHOSEN, REJECTED = 1, 2
 """Segments of a row."""
@@ -58,19 +58,12 @@ class PreferenceOptimization(TaskConfig):
 
     data_configs = (PreferenceDataConfig,)
 
-    beta: float = 0.1
+    beta: PositiveFloat = 0.1
     """Strength of the pull towards the reference."""
 
     reference: Literal["base", "data"] = "base"
     """base: the model without its LoRA adapter. data: the log-likelihoods that the pairs have
     (`python -m train reference`), also for training of all weights."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, "task")
-        if not self.beta > 0:
-            raise ValueError(f"task.beta {self.beta}: give a positive number")
-        if self.reference not in ("base", "data"):
-            raise ValueError(f"task.reference {self.reference!r}: give base or data")
 
     def check(self, model: TransformerConfig) -> None:
         check_no_encoder(self, model)

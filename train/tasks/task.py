@@ -12,6 +12,7 @@ from train.data.data_config import ArrayDataConfig, DataConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
+from train.settings import Settings
 from train.step import LossFn
 from train.tasks.evaluation import (
     EvaluatedModel,
@@ -32,7 +33,7 @@ TextCallback = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(Settings, part="task"):
     """Interface of a task's settings: a frozen dataclass, saved under its class name.
 
     Attributes:

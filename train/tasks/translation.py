@@ -44,7 +44,7 @@ from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_
 from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Corpus = ExampleCorpus[BitextSplit]
 Translator = EncoderDecoder | NonAutoregressive
@@ -56,13 +56,13 @@ class Translation(TaskConfig):
 
     data_configs = (BitextDataConfig,)
 
-    label_smoothing: float = 0.1
+    label_smoothing: Fraction = 0.1
     """Probability mass spread evenly over the vocabulary (Vaswani et al. 2017, section 5.4)."""
-    num_beams: int = 5
+    num_beams: PositiveInt = 5
     """Hypotheses kept at each step of beam search. 1: greedy decoding."""
-    length_penalty: float = 0.6
+    length_penalty: NonNegativeFloat = 0.6
     """Exponent a: hypotheses of n tokens score log p / ((5 + n) / 6)^a (Wu et al. 2016, 7)."""
-    extra_length: int = 50
+    extra_length: NonNegativeInt = 50
     """Longest translation, in tokens beyond the length of its source."""
     start_token: str = ""
     """Token that the decoder reads first. Empty: that of an imported model's files, such as the
@@ -70,12 +70,6 @@ class Translation(TaskConfig):
     compute_bleu: Literal["end", "always"] = "end"
     """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
     The others report the loss alone."""
-
-    def __post_init__(self) -> None:
-        check_fraction("task.label_smoothing", self.label_smoothing)
-        check_at_least("task.num_beams", self.num_beams, 1)
-        check_at_least("task.length_penalty", self.length_penalty, 0)
-        check_at_least("task.extra_length", self.extra_length, 0)
 
     def check(self, model: TransformerConfig) -> None:
         if model.encoder is None:

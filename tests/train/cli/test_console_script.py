@@ -56,8 +56,8 @@ def folder(tmp_path: Path) -> Path:
 def test_script_ignores_local_packages(folder: Path) -> None:
     program = script(folder.parent)
     wrong = run(folder, program, "fit", "quickstart", "--stepz", "3")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert wrong.stderr.endswith("see linen-transformer fit quickstart --help\n")
+    assert wrong.returncode == 2
+    assert "run linen-transformer fit quickstart --help" in wrong.stderr
 
 
 def test_shadowed_package_is_a_one_line_error(folder: Path) -> None:

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from train.cli.parsing import parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
@@ -13,7 +14,6 @@ from train.estimate.expected_time import CPU_EFFICIENCY, FALLBACK_CHIPS, PUBLISH
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import estimate_step_time
 from train.estimate.target import parse_target
-from train.experiment import Experiment
 
 
 @pytest.mark.full
@@ -21,8 +21,9 @@ from train.experiment import Experiment
 def test_table_has_the_roofline_of_each_published_run(name: str) -> None:
     run = PUBLISHED[name]
     config, target, *settings = run.plan_arguments.split()
-    default, left = select_kinds(find_experiment(config), settings)
-    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
+    base = find_experiment(config)
+    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
+    experiment, _ = resolve_sizes(given.experiment)
     quantities = Quantities.from_experiment(experiment, parse_target(target))
     time = estimate_step_time(
         quantities, Candidate.from_experiment(experiment, quantities.target.num_chips)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from bench.drills.plan import CASES, ratio
-from train.cli.parsing import parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.footprint import footprint_terms
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
-from train.experiment import Experiment
 
 COMPILED: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("footprint_cases.json").read_text()
@@ -42,8 +42,9 @@ def test_at_least_forty_cases_from_the_drill() -> None:
 )
 def test_stored_terms_match_the_code(case: dict[str, Any]) -> None:
     config, name, *settings = case["case"].split()
-    default, left = select_kinds(find_experiment(config), settings)
-    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
+    base = find_experiment(config)
+    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
+    experiment, _ = resolve_sizes(given.experiment)
     target = parse_target(name)
     quantities = Quantities.from_experiment(experiment, target)
     actual = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))

@@ -17,6 +17,7 @@ from tests.train.estimate.test_roofline import (
     V,
     candidate,
 )
+from train.cli.config_verbs import ConfigArguments
 from train.cli.parsing import parse
 from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
@@ -34,7 +35,6 @@ from train.estimate.remedies import (
 from train.estimate.roofline import estimate_step_time
 from train.estimate.search import rank_candidate, search_candidates
 from train.estimate.target import Target
-from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from transformer import Precision
 
@@ -126,7 +126,8 @@ def test_flags_reproduce_the_option(narrow: Quantities) -> None:
     best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2))
     for precision in narrower_precisions(Precision(), CHIP):
         way = PrecisionOption(precision, best)
-        given = parse(Experiment, way.flags().split(), verb="fit", default=EXPERIMENT)
+        flags = way.flags().split()
+        given = parse(ConfigArguments, flags, verb="fit", experiment=EXPERIMENT).experiment
         planned = best.candidate.apply_to(replace_precision(EXPERIMENT, precision))
         assert given == planned
 

@@ -11,6 +11,7 @@ from tests.train.support import assert_close, assert_same_bits, random_rows, tin
 from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
+from train.errors import UsageError
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
@@ -107,5 +108,5 @@ def test_train_on_mesh_and_resume(
     ],
 )
 def test_invalid_optimizer_settings(kind: str, settings: Any) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.{next(iter(settings))} .*: (give|is not)"):
+    with pytest.raises(UsageError, match=f"optimizer.{next(iter(settings))} .*: (give|is not)"):
         OPTIMIZERS[kind](**settings)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from train.errors import UsageError
 from train.optim.schedules import ScheduleConfig
 from train.step import scheduled_rate
 
@@ -113,5 +114,5 @@ def test_rate_is_between_zero_and_peak(kind: Any, warmup: int, steps: int) -> No
     ],
 )
 def test_invalid_schedule_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"schedule.{next(iter(settings))} "):
+    with pytest.raises(UsageError, match=f"schedule.{next(iter(settings))} "):
         ScheduleConfig(**settings)

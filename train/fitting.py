@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from train.assembly import with_python_data
-from train.checkpoint.writer import install_log_filters
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.errors import UserError
@@ -89,7 +88,6 @@ def fit(
         experiment, held = with_python_data(experiment, data, validation_data)
     elif validation_data is not None:
         raise UserError("validation_data: data is not given; give the training examples as data")
-    install_log_filters()
     enable_compilation_cache()
     with (
         RunFolder.created(workdir or f"runs/{experiment.name}") as folder,

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.writer import install_log_filters
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
@@ -99,7 +98,6 @@ def import_model(
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
         folder is left behind.
     """
-    install_log_filters()
     folder = RunFolder.create(workdir)
     if any(folder.path.iterdir()):
         raise UserError(f"workdir {workdir}: is not empty; give a new folder")

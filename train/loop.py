@@ -28,7 +28,7 @@ from train.evaluation.eval_weights import EvalWeights
 from train.recovery.detector import DETECTOR_METRICS
 from train.rollback import Anomaly, AnomalyMonitor
 from train.run import Run
-from train.run_folder.lock import RunLock
+from train.run_folder.lock import RemoteOwner
 from train.run_folder.run_config import read_final_metrics
 from train.run_setup import RunSetup
 from train.runtime.signals import PreemptedError, StopRequest
@@ -55,7 +55,9 @@ class _Session(NamedTuple):
 class TrainingLoop:
     """Loop over the steps of a run, and the evaluations and checkpoints between them."""
 
-    def __init__(self, setup: RunSetup, timer: ActivityTimer, lock: RunLock | None, quiet: bool):
+    def __init__(
+        self, setup: RunSetup, timer: ActivityTimer, lock: RemoteOwner | None, quiet: bool
+    ):
         self.setup, self.timer, self.lock, self.quiet = setup, timer, lock, quiet
         self.experiment, self.engine = setup.experiment, setup.engine
         self.evaluator, self.recovery = setup.evaluator, setup.recovery

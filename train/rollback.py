@@ -26,7 +26,7 @@ from train.errors import UserError, as_damaged, as_user_error
 from train.experiment import CheckpointConfig, Experiment
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 from train.state import TrainState
 from train.step import Metrics
 from train.telemetry.reporter import Reporter

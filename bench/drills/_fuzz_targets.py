@@ -157,18 +157,18 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
     with CheckpointManager(scratch) as checkpoints:
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
     files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
-    intact = (scratch / "1" / "manifest.json").read_bytes()
+    intact = (scratch / "1" / "manifest/metadata").read_bytes()
 
     def use(folder: pathlib.Path, data: bytes) -> None:
         for name, path in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(path.read_bytes())
-        (folder / "1" / "manifest.json").write_bytes(data)
+        (folder / "1" / "manifest/metadata").write_bytes(data)
         with CheckpointManager(folder, read_only=True) as checkpoints:
             newest = checkpoints.find_newest_valid().step
         assert newest == (1 if data == intact else None) or _fewer(data, intact)
 
-    return Target("manifest.json", use, [intact])
+    return Target("manifest", use, [intact])
 
 
 def _fewer(data: bytes, intact: bytes) -> bool:

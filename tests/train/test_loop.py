@@ -95,6 +95,7 @@ def test_run_folder_contents(finished: Finished) -> None:
         "logbook.jsonl",
         "loss.png",
         "metrics.jsonl",
+        "owner.lock",
         "samples.txt",
         "tensorboard",
         "time.jsonl",

@@ -23,7 +23,7 @@ from train.estimate.search import with_best_mesh
 from train.estimate.target import local_target, parse_target
 from train.experiment import Experiment
 from train.fitting import fit
-from train.parallel.distributed import explain_lost_peers, initialize_distributed
+from train.parallel.distributed import initialize_distributed
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
@@ -174,17 +174,16 @@ def run_fit(arguments: list[str]) -> int:
         experiment, candidate = with_best_mesh(experiment, local_target())
         if not options.quiet:
             print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
-    with explain_lost_peers():
-        run = fit(
-            experiment,
-            options.workdir,
-            init_from=options.init_from,
-            init_only=options.init_only,
-            init_adapter=options.init_adapter,
-            from_scratch=options.from_scratch,
-            quiet=quiet,
-            start_time=process_start_time(),
-        )
+    run = fit(
+        experiment,
+        options.workdir,
+        init_from=options.init_from,
+        init_only=options.init_only,
+        init_adapter=options.init_adapter,
+        from_scratch=options.from_scratch,
+        quiet=quiet,
+        start_time=process_start_time(),
+    )
     if options.json:
         print_json({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics})
     return 0

@@ -135,7 +135,7 @@ def test_rollback_passes_over_a_damaged_checkpoint(
 
     def damage_and_record(self: RollbackManager, *given: Any) -> Rollback:
         for step in (8, 16):
-            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest.json").unlink(True)
+            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest/metadata").unlink(True)
         return record(self, *given)
 
     monkeypatch.setattr(RollbackManager, "record_rollback", damage_and_record)

@@ -15,7 +15,7 @@ from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.settings import Settings
 from train.state import EmaConfig, LossScaleConfig
 from train.tasks.language_modeling import LanguageModeling

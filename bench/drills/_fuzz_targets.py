@@ -24,7 +24,7 @@ from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import (

@@ -138,7 +138,7 @@ def test_invalid_rollbacks_are_refused(tmp_path: Path, name: str) -> None:
     value: object
     for value in (None, True, "1", -1, 2**31, 1e400, float("nan"), []):
         path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
-        with pytest.raises(UserError, match=rf"is not a valid record of rollbacks \({name} is not"):
+        with pytest.raises(UserError, match=rf"not a valid record of rollbacks \(Rollback.{name} "):
             RollbackRecord.read(path)
 
 

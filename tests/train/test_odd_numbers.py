@@ -22,7 +22,7 @@ from train.data.bitext import BitextDataConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.runtime import oom
 from transformer import (
     BlockConfig,

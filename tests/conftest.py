@@ -46,7 +46,7 @@ import transformer  # noqa: F401
 
 del os.environ["TRANSFORMER_TYPECHECK"]
 
-from train.telemetry import stages
+from train.runtime import stages
 from transformer.models import model as model_module
 
 # A slow machine must not add lines to what a test expects on standard error.

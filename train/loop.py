@@ -33,6 +33,7 @@ from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
 from train.debug_checks import check_batch_tokens, check_finite
 from train.errors import UserError
+from train.estimate.remedies import suggest_remedies
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
 from train.recovery.detector import DETECTOR_METRICS
@@ -42,7 +43,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.lock import RunLock, lock_run_folder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
-from train.runtime.oom import explain_oom, suggest_remedies
+from train.runtime.oom import explain_oom
 from train.runtime.progress import ProgressBar
 from train.runtime.signals import PreemptedError, StopRequest
 from train.runtime.stages import Stage, show_stages, stage

@@ -17,6 +17,7 @@ from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UserError
+from train.estimate.remedies import check_minimum_memory
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
@@ -41,7 +42,6 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.oom import check_minimum_memory
 from train.state import TrainState
 from train.tasks.task import Task
 from train.tasks.task_registry import make_task

@@ -12,7 +12,7 @@ from train.cli.parsing import kind_options
 from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.errors import UserError
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.experiment import Experiment
 
 INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)

@@ -27,7 +27,7 @@ from train.evaluation.evaluator import evaluate_run, is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry import stages
+from train.runtime import stages
 from train.telemetry.goodput import compute_goodput, read_time_records
 from train.telemetry.reporter import Reporter
 from transformer.attention.variants.reformer import ReformerConfig

@@ -18,7 +18,7 @@ from train.data.files import TextFile, expand_path
 from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
-from train.estimate.expected_time import load_prices
+from train.estimate.plan import load_prices
 from train.recovery.rollback_record import RollbackRecord
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder

@@ -24,10 +24,17 @@ from train.cli.parsing import (
     select_kinds,
 )
 from train.config.experiment_files import find_experiment
+from train.config.resolve import resolve_precision
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.errors import UsageError
-from train.estimate.candidate import PlanOptions
+from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.describe import describe
+from train.estimate.plan import PlanOptions, load_prices, make_plan, print_plan
+from train.estimate.search import with_best_mesh
+from train.estimate.target import local_target, parse_target
 from train.experiment import Experiment
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
+from transformer.precision import AUTO_POLICY
 
 ASK_COMPILER_HELP = (
     "--ask-compiler also compiles the step and shows the memory that the compiler reserves."
@@ -216,9 +223,6 @@ def _pop_mesh_auto(arguments: list[str]) -> bool:
 
 def _with_best_mesh(options: FitArguments) -> Experiment:
     """Return the experiment on the best mesh for the local devices."""
-    from train.estimate.search import with_best_mesh
-    from train.estimate.target import local_target
-
     experiment, candidate = with_best_mesh(options.experiment, local_target())
     if not options.quiet:
         print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
@@ -232,15 +236,9 @@ def run_describe(arguments: list[str]) -> int:
     experiment = parse_config_verb(
         "describe", arguments, lambda experiment: experiment, ASK_COMPILER_HELP
     )
-    from train.estimate.description import describe
-    from train.runtime.local_hardware import enable_compilation_cache, local_hardware
-    from transformer.precision import AUTO_POLICY
-
     # Only these two depend on the devices. Asking for devices starts a backend, which may take
     # seconds, or wait for a chip that another process uses.
     if with_compiler or experiment.model.precision == AUTO_POLICY:
-        from train.config.resolve import resolve_precision
-
         enable_compilation_cache()
         hardware = local_hardware()
         experiment = resolve_precision(experiment, hardware)
@@ -271,13 +269,6 @@ def run_plan(arguments: list[str]) -> int:
     )
     if any(argument.startswith("--mesh.") for argument in arguments):
         options = dataclasses.replace(options, search=False)
-
-    from train.estimate.batch_shapes import resolve_sizes
-    from train.estimate.expected_time import load_prices
-    from train.estimate.plan import make_plan
-    from train.estimate.plan_tables import print_plan
-    from train.estimate.target import parse_target
-
     load_prices(options.prices)  # before the devices are measured, and all else that takes a while
     target = parse_target(options.target)
     experiment, notes = resolve_sizes(options.experiment)

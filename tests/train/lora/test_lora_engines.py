@@ -19,7 +19,7 @@ from train.checkpoint.manifest import MANIFEST_NAME
 from train.engine import Engine, make_engine
 from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.jit_engine import JitEngine
 from train.lora.base_weights import BASE_KEY, base_digest, check_base
 from train.lora.lora_config import LoRAConfig

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from tests.train.telemetry.clock import Clock
+from train.runtime import stages
 from train.runtime.progress import ProgressBar
 from train.runtime.stages import Stage, show_stages, stage, track
-from train.telemetry import stages
 
 
 def test_time_left_follows_from_the_amount_of_work_or_the_expected_seconds() -> None:

@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.drills.plan import CASES, ratio
-from train.cli.parsing import parse, select_kinds
-from train.config.experiment_files import find_experiment
-from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate
-from train.estimate.footprint import footprint_terms
-from train.estimate.quantities import Quantities
-from train.estimate.target import parse_target
-from train.experiment import Experiment
+from bench.drills.plan import CASES, case_terms, ratio
 
 COMPILED: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("footprint_cases.json").read_text()
@@ -41,10 +33,4 @@ def test_at_least_forty_cases_from_the_drill() -> None:
     ids=lambda each: each["case"].split()[1].replace(":", "-"),
 )
 def test_stored_terms_match_the_code(case: dict[str, Any]) -> None:
-    config, name, *settings = case["case"].split()
-    default, left = select_kinds(find_experiment(config), settings)
-    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
-    target = parse_target(name)
-    quantities = Quantities.from_experiment(experiment, target)
-    actual = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
-    assert actual == pytest.approx(case["terms"], rel=0.01)
+    assert case_terms(case["case"])._asdict() == pytest.approx(case["terms"], rel=0.01)

@@ -5,10 +5,10 @@ State and batch are exact. What a step has besides is
     residuals + gradients + 2/3 layer + a logits + b output gradient:
 
 the arrays saved for the backward pass, the gradients in float32 (twice while microbatches
-accumulate), the residuals that one layer has without rematerialization (the working set while it is
-recomputed), the float32 logits of one chunk of the loss, and the float32 gradient of the output
-matrix, which chunks sum without shards of `fsdp`. The fraction of a layer, a and b are fitted to
-steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
+accumulate), the residuals of one layer while it is recomputed, the float32 logits of one chunk of
+the loss, and the float32 gradient of the output matrix, which chunks sum without shards of `fsdp`.
+The fraction of a layer, a and b are fitted to steps compiled for TPUs and GPUs
+(`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Terms(NamedTuple):
     residuals: float
     gradients: float
     layer: float
-    """Residuals of one layer without rematerialization."""
+    """Residuals of one layer while it is recomputed; 0 without rematerialization."""
     logits: float
     output_gradient: float
 
@@ -101,7 +101,10 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
     local_rows = rows / mesh.context  # in whole sequences of T tokens
     # With `offload` the matmul outputs are in host memory: the chip keeps the inputs of layers.
     remat: RematPolicy = "full" if candidate.remat == "offload" else candidate.remat
-    unsaved = quantities.residuals("none").bytes_per_chip(local_rows, mesh.tensor)
+    layer = 0.0
+    if remat != "none":
+        every_layer = quantities.residuals("none").bytes_per_chip(local_rows, mesh.tensor)
+        layer = every_layer / quantities.num_layers
     targets = round(quantities.sequence_length * quantities.predicted_fraction)
     vocabulary, chunks = model.padded_vocab_size, 1
     if targets:
@@ -110,7 +113,7 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
     return Terms(
         residuals=quantities.residuals(remat).bytes_per_chip(local_rows, mesh.tensor),
         gradients=quantities.state_bytes(mesh).gradients * (1 if microbatches == 1 else 2),
-        layer=unsaved / quantities.num_layers,
+        layer=layer,
         logits=4 * local_rows * targets / chunks * vocabulary / mesh.tensor,
         output_gradient=4.0 * vocabulary * model.d_model / mesh.tensor
         if targets and mesh.fsdp > 1

@@ -324,9 +324,7 @@ def test_plan_counts_the_reference(folder: Path) -> None:
         flops[reference] = Quantities(experiment, Hardware())
     more = flops["base"].training_flops.total(causal=True)
     own = flops["data"].training_flops.total(causal=True)
-    states = flops["data"].state_shapes
-    reference_pass = count_token_flops(
-        states.model, flops["data"].sequence_length, states.predicted_fraction
-    )
+    data = flops["data"]
+    reference_pass = count_token_flops(data.model, data.sequence_length, data.predicted_fraction)
     assert more == own + reference_pass.total(causal=True)
-    assert reference_pass.total(causal=True) < flops["data"].token_flops.total(causal=True)
+    assert reference_pass.total(causal=True) < data.token_flops.total(causal=True)

@@ -32,7 +32,7 @@ TPU_COEFFICIENTS = Coefficients(layer=2 / 3, logits=0.5, output_gradient=0.0)
 COEFFICIENTS: dict[Platform, Coefficients] = {
     "cpu": TPU_COEFFICIENTS,
     "tpu": TPU_COEFFICIENTS,
-    "gpu": Coefficients(layer=2 / 3, logits=1.0, output_gradient=2.0),
+    "gpu": Coefficients(layer=2 / 3, logits=0.9, output_gradient=2.0),
 }
 """By platform. A CPU has those of TPUs; none is fitted to it."""
 

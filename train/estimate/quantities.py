@@ -166,8 +166,7 @@ def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPoli
 
     Two traces, with one and two rows, separate what grows with the batch from what does not.
     """
-    # Scanned, a mask that all layers share counts once, and the trace takes a fraction of the time.
-    model = dataclasses.replace(experiment.model, remat=remat, layer_loop="scan")
+    model = dataclasses.replace(experiment.model, remat=remat)
     experiment = dataclasses.replace(experiment, model=model)
     # Rows are those of one device, and the model is not laid out on a mesh. `blockwise` in place of
     # a kernel saves one array of the size of its outputs more.

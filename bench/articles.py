@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from train.assembly import make_task
 from train.data.bitext import encode_sentences
 from train.data.tokenizer import Tokenizer
 from train.run import Run
@@ -104,7 +105,8 @@ def choices_of(
 def held_out_choices(run: Run, split: str) -> list[Choice]:
     """Return the choices at the articles of a split's references."""
     assert run.tokenizer is not None
-    task = TranslationTask(run.experiment)
+    task = make_task(run.experiment)
+    assert isinstance(task, TranslationTask)
     pairs = task.prepare_corpus(run.tokenizer).split(split)
     tokens = article_tokens(run.tokenizer)
     apply = _logits_of(run)

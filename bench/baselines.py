@@ -18,22 +18,21 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from train.data.bitext import SentencePair, read_sentence_pairs
 from train.data.example_configs import BitextDataConfig, TokenLabelDataConfig
 from train.data.token_labels import read_tagged_sentences
 from train.errors import UserError
-from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
-from train.tasks.classification import ClassificationTask
-from train.tasks.language_modeling import LanguageModelTask
-from train.tasks.masked_language_modeling import MaskedLanguageModelTask
+from train.tasks.metrics import sacre_bleu
 
 Scores = dict[str, str]
 """A baseline's name and its score, as printed."""
@@ -229,7 +228,7 @@ class WordByWord:
 
 def classification(experiment: Experiment) -> Scores:
     """Score class guesses and naive Bayes by accuracy on the test split."""
-    corpus = ClassificationTask(experiment).prepare_corpus()
+    corpus: Any = make_task(experiment).prepare_corpus()
     train, validation, test = (corpus.split(n) for n in ("train", "validation", "test"))
     most_frequent = np.bincount(train.targets).argmax()
     predictions = {"most frequent class": np.full(len(test.targets), most_frequent)}
@@ -264,9 +263,8 @@ def tagging(experiment: Experiment) -> Scores:
 
 def language(experiment: Experiment) -> Scores:
     """Score Kneser-Ney models of some orders by loss on the split that RESULTS.md reports."""
-    task = LanguageModelTask(experiment)
-    corpus = task.prepare_corpus()
-    split = "test" if task.data.test_path else "validation"
+    corpus: Any = make_task(experiment).prepare_corpus()
+    split = "test" if experiment.text_data.test_path else "validation"
     stream = corpus.split(split)
     scores = {}
     for order in ORDERS:
@@ -281,7 +279,7 @@ def language(experiment: Experiment) -> Scores:
 
 def masked(experiment: Experiment) -> Scores:
     """Score word frequencies and n-grams of the words before, over all validation tokens."""
-    corpus = MaskedLanguageModelTask(experiment).prepare_corpus()
+    corpus: Any = make_task(experiment).prepare_corpus()
     train, held_out = corpus.split("train").tokens, corpus.split("validation").tokens
     frequent = np.bincount(train).argmax()
     scores = {"most frequent word": f"accuracy {100 * np.mean(held_out[1:] == frequent):.1f}%"}

@@ -21,12 +21,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from train.assembly import make_engine_on, make_task
 from train.config.experiment_files import find_experiment
+from train.engines.jit_engine import JitEngine
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.parallel.mesh import make_mesh
 from train.runtime.local_hardware import local_hardware
-from train.tasks.task_registry import make_task
 from transformer.model_context import unconstrained
 from transformer.models.model import init_compiler_options
 from transformer.models.stack import LayerLoop
@@ -45,7 +45,8 @@ def deepened(layers: int, loop: LayerLoop) -> Experiment:
 def compile_seconds(experiment: Experiment) -> float:
     """Return the seconds to trace, lower and compile the training step."""
     jax.clear_caches()
-    engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
+    mesh = make_mesh(experiment.mesh)
+    engine = make_engine_on(mesh, experiment, local_hardware(), JitEngine)
     shape = (experiment.batch_size, experiment.sequence_length)
     batch: Any = {
         "tokens": jax.ShapeDtypeStruct(shape, np.int32),

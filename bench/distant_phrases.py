@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from train.assembly import make_task
 from train.errors import UserError
 from train.run import Run
-from train.tasks.task_registry import make_task
 from transformer.attention_maps import attention_maps
 
 VERB = "making"

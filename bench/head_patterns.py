@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from train.assembly import make_task
 from train.data.batches import make_text_evaluation_batches
 from train.run import Run
-from train.tasks.language_modeling import LanguageModelTask
 
 WEIGHTS = frozenset({"weights"})
 
@@ -47,7 +47,7 @@ def distances(
 
 def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return reaches [L, N] and distances [L] over held-out windows."""
-    corpus = LanguageModelTask(run.experiment).prepare_corpus()
+    corpus: Any = make_task(run.experiment).prepare_corpus()
     batches = make_text_evaluation_batches(
         corpus.split("validation"),
         batch_size=1,

@@ -29,13 +29,13 @@ from rich.table import Table
 
 from bench.machine import machine
 from configs import byte_text, listops
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.examples import ExampleCorpus
 from train.data.text_labels import ClassificationSplit
-from train.engine import make_engine
+from train.engines.jit_engine import JitEngine
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.runtime.local_hardware import local_hardware
-from train.tasks.classification import ClassificationTask
 
 Name = Literal["listops", "byte_text"]
 
@@ -92,10 +92,11 @@ class Outcome:
 
 def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> Outcome:
     """Train from the seed and evaluate on the test split."""
-    task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
-    engine = make_engine(task.experiment, local_hardware())
+    task = make_task(experiment).resolve(corpus)
+    experiment = with_task(experiment, task)
+    engine = make_engine(experiment, local_hardware())
     assert isinstance(engine, JitEngine)
-    batches, state = task.training_batches(corpus), engine.init()
+    batches, state = task.training_batches(corpus, training_options(experiment)), engine.init()
     rows = engine.put_batch(batches.host_batch(0, 0, 1))
     # All batches have one shape, so one program is compiled, measured and run.
     step = engine.lower_step(state, rows).compile()
@@ -109,7 +110,7 @@ def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) 
             start = time.perf_counter()
     jax.block_until_ready(state.params)
     speed = (experiment.steps - 1) / (time.perf_counter() - start)
-    evaluation = task.evaluate(engine, state.params, corpus, "test", full_split=True)
+    evaluation = evaluate_split(experiment, engine, state.params, corpus, "test", whole=True)
     return Outcome(
         100 * evaluation["accuracy"], evaluation["loss"], speed, int(memory.temp_size_in_bytes)
     )
@@ -166,7 +167,7 @@ def main(options: Options) -> None:
     experiments: Sequence[tuple[str, Experiment]] = list(chosen(options).items())
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    corpus = ClassificationTask(experiments[0][1]).prepare_corpus()
+    corpus: Any = make_task(experiments[0][1]).prepare_corpus()
     outcomes: dict[str, Outcome] = {}
     for name, experiment in experiments:
         outcomes[name] = trained(experiment, corpus)

@@ -29,13 +29,14 @@ from rich.table import Table
 
 from bench.machine import machine
 from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.corpus import TextCorpus
-from train.engine import make_engine
+from train.data.token_file import HostBatch
+from train.engines.jit_engine import JitEngine
 from train.estimate.chips import CHIPS
-from train.experiment import Experiment, LossScaleConfig
-from train.jit_engine import JitEngine
+from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
-from train.tasks.language_modeling import LanguageModelTask
+from train.state import LossScaleConfig
 from transformer.precision import POLICIES, DType, Precision
 
 MIB = 2**20
@@ -70,7 +71,13 @@ def in_precision(experiment: Experiment, name: str) -> Experiment:
 
 def resolved(experiment: Experiment, corpus: TextCorpus) -> Experiment:
     """Return the experiment with the vocabulary of the corpus."""
-    return LanguageModelTask(experiment).resolve_experiment(corpus)
+    return with_task(experiment, make_task(experiment).resolve(corpus))
+
+
+def first_rows(experiment: Experiment, corpus: TextCorpus) -> HostBatch:
+    """Return the rows of the first batch."""
+    batches = make_task(experiment).training_batches(corpus, training_options(experiment))
+    return batches.host_batch(0, 0, 1)
 
 
 def tree_bytes(tree: Any) -> int:
@@ -87,9 +94,7 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
         engine = make_engine(experiment, local_hardware())
         assert isinstance(engine, JitEngine)
         state = engine.init()
-        rows = engine.put_batch(
-            LanguageModelTask(experiment).training_batches(corpus).host_batch(0, 0, 1)
-        )
+        rows = engine.put_batch(first_rows(experiment, corpus))
         step = engine.lower_step(state, rows).compile()
         memory: Any = step.memory_analysis()
         sizes = tree_bytes(state.params), tree_bytes(state.optimizer)
@@ -136,7 +141,7 @@ def _gradients(
     engine = make_engine(own, local_hardware())
     assert isinstance(engine, JitEngine)
     state = engine.init().replace(params=params)
-    rows = engine.put_batch(LanguageModelTask(own).training_batches(corpus).host_batch(0, 0, 1))
+    rows = engine.put_batch(first_rows(own, corpus))
     gradients = jax.jit(engine.train_step.compute_gradients)
     for scale in scales:
         grads, _ = gradients(state, rows, np.float32(scale))
@@ -211,7 +216,7 @@ def main(
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     base = small(steps)
-    corpus = LanguageModelTask(base).prepare_corpus()
+    corpus: Any = make_task(base).prepare_corpus()
     if "cost" in tables:
         results = measure(base, corpus, rounds=rounds, turn=turn)
         console.print(cost_table(results, "a training step"))

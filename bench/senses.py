@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from train.assembly import make_task
 from train.data.token_file import TokenStream
 from train.run import Run
-from train.tasks.language_modeling import LanguageModelTask
 from transformer.inspection import layer_values
 
 WORDS = ("in", "is", "for", "not", "with", "as", "and", "if", "or", "from", "return", "import")
@@ -207,7 +207,7 @@ def main(
     """
     run = train.load(workdir)
     assert run.tokenizer is not None
-    corpus = LanguageModelTask(run.experiment).prepare_corpus(run.tokenizer)
+    corpus: Any = make_task(run.experiment).prepare_corpus(run.tokenizer)
     single = {
         int(tokens[0]): word
         for word in WORDS

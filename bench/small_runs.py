@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.config.experiment_files import find_experiment
 from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TextCorpus
 from train.data.text_files import LIBRARY_PATH
 from train.data.token_file import HostBatch, TokenStream
-from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.muon import Muon
 from train.runtime.local_hardware import local_hardware
-from train.tasks.language_modeling import LanguageModelTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128
@@ -86,18 +85,19 @@ class Trained:
 
 def trained(experiment: Experiment, params: Any = None) -> Trained:
     """Train from the seed, or from the parameters of another run."""
-    corpus = LanguageModelTask(experiment).prepare_corpus()
-    task = LanguageModelTask(LanguageModelTask(experiment).resolve_experiment(corpus))
-    experiment = task.experiment
+    corpus: Any = make_task(experiment).prepare_corpus()
+    task = make_task(experiment).resolve(corpus)
+    experiment = with_task(experiment, task)
     engine = make_engine(experiment, local_hardware())
     state = engine.init()
     if params is not None:
         state = state.replace(params=jax.tree.map(jnp.array, params))
-    batches = task.training_batches(corpus)
+    batches = task.training_batches(corpus, training_options(experiment))
     for cursor in range(experiment.steps):
         state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
     model = LanguageModel(experiment.model, local_hardware())
-    return Trained(model, jax.device_get(state.params), corpus, task.data.document_masking)
+    segments = experiment.text_data.document_masking
+    return Trained(model, jax.device_get(state.params), corpus, segments)
 
 
 def held_out(

@@ -68,7 +68,7 @@ def draw(axes: Axes, events: list[dict[str, Any]], title: str) -> None:
 
 def main() -> None:
     """Measure and draw."""
-    load_at_once = loop._TrainingLoop.load_batch
+    load_at_once = loop.TrainingLoop.load_batch
 
     def load_batch(self: Any, cursor: int) -> Any:
         time.sleep(PAUSE_SECONDS)
@@ -78,7 +78,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         draw(above, traced_events(root / "plain"), "the device is busy: steps follow each other")
-        with mock.patch.object(loop._TrainingLoop, "load_batch", load_batch):
+        with mock.patch.object(loop.TrainingLoop, "load_batch", load_batch):
             stalled = traced_events(root / "stalled")
         draw(below, stalled, "input stall: the device waits for load_batch")
     below.set_xlabel("seconds since the trace began")

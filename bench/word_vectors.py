@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.trec import EXPERIMENTS as TREC
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.config.experiment_files import find_experiment
-from train.engine import make_engine
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
 from train.skip_gram import train_word_vectors
-from train.tasks.classification import ClassificationTask
 from train.word_vectors import write_word_vectors
 from transformer import TransformerConfig
 from transformer.baselines.word_vectors import replace_embeddings
@@ -45,22 +45,24 @@ def lstm(bag: TransformerConfig) -> TransformerConfig:
 
 def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
     """Return the test accuracy after training from random embeddings or from vectors."""
-    corpus = ClassificationTask(experiment).prepare_corpus()
-    task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
-    engine = make_engine(task.experiment, local_hardware())
+    corpus = make_task(experiment).prepare_corpus()
+    task = make_task(experiment).resolve(corpus)
+    experiment = with_task(experiment, task)
+    engine = make_engine(experiment, local_hardware())
     state = engine.init()
     if vectors is not None:
         scale = float(jnp.std(state.params["embedding"])) / vectors.std()
         state = state.replace(params=replace_embeddings(state.params, jnp.asarray(vectors * scale)))
-    batches = task.training_batches(corpus)
-    for cursor in range(task.experiment.steps):
+    batches = task.training_batches(corpus, training_options(experiment))
+    for cursor in range(experiment.steps):
         state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
-    return task.evaluate(engine, state.params, corpus, "test", full_split=True)["accuracy"]
+    metrics = evaluate_split(experiment, engine, state.params, corpus, "test", whole=True)
+    return metrics["accuracy"]
 
 
 def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
     """Return the lines of a text and the training questions as sequences of known words."""
-    corpus = ClassificationTask(experiment).prepare_corpus()
+    corpus: Any = make_task(experiment).prepare_corpus()
     lines = text.read_text(encoding="utf-8").splitlines()
     texts = [*lines, *corpus.split("train").texts]
     [unknown] = corpus.tokenizer.encode("<unk>")
@@ -86,8 +88,8 @@ def main(
     """
     bag = dataclasses.replace(TREC["bag"], data=find_experiment(classifier).data)
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
-    corpus = ClassificationTask(bag).prepare_corpus()
-    words = ClassificationTask(bag).resolve_experiment(corpus).model.vocab_size
+    corpus: Any = make_task(bag).prepare_corpus()
+    words = make_task(bag).resolve(corpus).model_config.vocab_size
     vectors = train_word_vectors(read(bag, text), words, bag.model.d_model, steps=steps)
     if save:
         write_word_vectors(save, corpus.tokenizer.vocabulary, vectors)

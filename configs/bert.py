@@ -17,7 +17,7 @@ from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import MaskedLanguageModeling
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
 from transformer import (
     AttentionConfig,
     BlockConfig,

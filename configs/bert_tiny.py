@@ -13,7 +13,7 @@ from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import MaskedLanguageModeling
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
 from transformer import Initialization, Precision
 
 EXPERIMENTS = {

@@ -20,7 +20,7 @@ from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Classification
+from train.tasks.classification import Classification
 from transformer import TransformerConfig
 
 _SMALL = Experiment(

@@ -22,7 +22,7 @@ from train.data.example_configs import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import FeatureClassification
+from train.tasks.feature_classification import FeatureClassification
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -11,9 +11,9 @@ import dataclasses
 from configs.instruct import EXPERIMENTS as INSTRUCT
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import PreferenceDataConfig
-from train.lora.lora_config import LoRAConfig
+from train.engines.lora import LoRAConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import PreferenceOptimization
+from train.tasks.preference import PreferenceOptimization
 
 EXPERIMENTS = {
     "dpo": dataclasses.replace(

@@ -15,7 +15,7 @@ from train.data.example_configs import ConversationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import InstructionTuning
+from train.tasks.instruction import InstructionTuning
 
 EXPERIMENTS = {
     "instruct": dataclasses.replace(

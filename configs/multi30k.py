@@ -16,7 +16,7 @@ from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

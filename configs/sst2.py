@@ -23,7 +23,7 @@ from configs.trec import EXPERIMENTS as TREC
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
-from train.tasks.task_configs import Classification
+from train.tasks.classification import Classification
 
 SENTENCES = ClassificationDataConfig(
     path="sst2/train.tsv",

@@ -17,7 +17,7 @@ from train.data.example_configs import TokenLabelDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Tagging
+from train.tasks.classification import Tagging
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -17,8 +17,7 @@ import train
 from train.data.data_config import ArrayDataConfig
 from train.run import sample
 from train.tasks.array_task import ArrayTask
-from train.tasks.task import Metric
-from train.tasks.task_configs import TaskConfig
+from train.tasks.task import Metric, TaskConfig
 from transformer import AttentionConfig, BlockConfig, Classifier, TransformerConfig
 from transformer.losses import label_loss
 
@@ -39,14 +38,15 @@ class MostFrequentTask(ArrayTask):
 
     def read_arrays(self, split):
         random = np.random.default_rng(["train", "validation", "test"].index(split))
-        shape = self.experiment.task.num_examples, self.experiment.data.length
+        shape = self.config.num_examples, self.data.length
         tokens = random.integers(SYMBOLS, size=shape)
         counts = (tokens[:, :, None] == np.arange(SYMBOLS)).sum(axis=1)
         return {"tokens": tokens, "targets": counts.argmax(axis=1)}
 
     def make_model(self, hardware, constrain):
-        config = self.experiment.model
-        return Classifier(config, hardware, constrain, num_classes=SYMBOLS, pooling="mean")
+        return Classifier(
+            self.model_config, hardware, constrain, num_classes=SYMBOLS, pooling="mean"
+        )
 
     def make_loss_fn(self, model):
         def losses(params, batch, dropout_rngs):
@@ -58,9 +58,9 @@ class MostFrequentTask(ArrayTask):
     def selection_metric(self, corpus):
         return Metric("accuracy", lower_is_better=False)
 
-    def predict(self, run, prompt):
+    def predict(self, trained, prompt):
         tokens = np.array([prompt.split()], np.int32)
-        return str(run.model.apply({"params": run.params}, tokens).logits.argmax())
+        return str(trained.model.apply({"params": trained.params}, tokens).logits.argmax())
 
 
 block = BlockConfig(mixer=AttentionConfig(num_heads=4))

@@ -7,7 +7,7 @@ import pytest
 
 import train
 import transformer
-from train.tasks.task_registry import TASKS
+from train.tasks.registry import TASKS
 
 PUBLIC = [(module, name) for module in (transformer, train) for name in module.__all__]
 

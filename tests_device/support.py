@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from tests.train.support import random_rows, tiny
-from train.engine import Engine
+from train.engines.engine import Engine
+from train.engines.jit_engine import JitEngine
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.runtime.backend_probes import mark_broken_kernels
 from transformer import (
@@ -100,7 +100,13 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
 
 def engine_on(experiment: Experiment, hardware: Hardware, count: int = 1) -> Engine:
     """Return the engine of an experiment over the first `count` devices, as a run makes it."""
-    hardware = mark_broken_kernels(experiment, dataclasses.replace(hardware, count=count))
+    hardware = mark_broken_kernels(
+        experiment.model,
+        LENGTH,
+        dataclasses.replace(hardware, count=count),
+        segments=experiment.has_segments,
+        on_mesh=count > 1,
+    )
     mesh = make_mesh(experiment.mesh if count > 1 else MeshConfig(), jax.devices()[:count])
     return JitEngine(experiment, mesh, hardware)
 

@@ -11,11 +11,12 @@ import pytest
 
 from bench.jax_versions import CPU_TRAINS_IN_BFLOAT16
 from tests_device.support import Meter, batch, engine_on, float32_tolerance, kernel_experiment
-from train.engine import Engine
-from train.experiment import Experiment, LossScaleConfig
+from train.engines.engine import Engine
+from train.experiment import Experiment
 from train.optim.elementwise import Sgd
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
+from train.state import LossScaleConfig
 from transformer import Hardware
 
 STEPS = 20

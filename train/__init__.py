@@ -19,54 +19,51 @@ if TYPE_CHECKING:
         PreferenceDataConfig,
         TokenLabelDataConfig,
     )
+    from train.engines.lora import LoRAConfig
     from train.errors import UserError
     from train.experiment import Experiment
-    from train.loop import fit
-    from train.lora.lora_config import LoRAConfig
+    from train.fitting import fit
     from train.optim.optimizer_registry import register_optimizer
     from train.optim.schedules import register_schedule
     from train.run import Run, load
-    from train.tasks.task_configs import (
-        Classification,
-        FeatureClassification,
-        InstructionTuning,
-        LanguageModeling,
-        MaskedLanguageModeling,
-        PreferenceOptimization,
-        Tagging,
-        Translation,
-    )
-    from train.tasks.task_registry import register_dataset, register_task
+    from train.tasks.classification import Classification, Tagging
+    from train.tasks.feature_classification import FeatureClassification
+    from train.tasks.instruction import InstructionTuning
+    from train.tasks.language_modeling import LanguageModeling
+    from train.tasks.masked_language_modeling import MaskedLanguageModeling
+    from train.tasks.preference import PreferenceOptimization
+    from train.tasks.registry import register_dataset, register_task
+    from train.tasks.translation import Translation
 
 _MODULES = {
     "BitextDataConfig": "data.example_configs",
-    "Classification": "tasks.task_configs",
+    "Classification": "tasks.classification",
     "ClassificationDataConfig": "data.example_configs",
     "ConversationDataConfig": "data.example_configs",
     "Experiment": "experiment",
-    "FeatureClassification": "tasks.task_configs",
+    "FeatureClassification": "tasks.feature_classification",
     "FeatureDataConfig": "data.example_configs",
-    "InstructionTuning": "tasks.task_configs",
-    "LanguageModeling": "tasks.task_configs",
+    "InstructionTuning": "tasks.instruction",
+    "LanguageModeling": "tasks.language_modeling",
     "ListOpsDataConfig": "data.example_configs",
-    "LoRAConfig": "lora.lora_config",
-    "MaskedLanguageModeling": "tasks.task_configs",
+    "LoRAConfig": "engines.lora",
+    "MaskedLanguageModeling": "tasks.masked_language_modeling",
     "PreferenceDataConfig": "data.example_configs",
-    "PreferenceOptimization": "tasks.task_configs",
+    "PreferenceOptimization": "tasks.preference",
     "Run": "run",
-    "Tagging": "tasks.task_configs",
+    "Tagging": "tasks.classification",
     "TextDataConfig": "data.data_config",
     "TokenLabelDataConfig": "data.example_configs",
     "TokenizerConfig": "data.data_config",
-    "Translation": "tasks.task_configs",
+    "Translation": "tasks.translation",
     "UserError": "errors",
     "find_experiment": "config.experiment_files",
-    "fit": "loop",
+    "fit": "fitting",
     "load": "run",
-    "register_dataset": "tasks.task_registry",
+    "register_dataset": "tasks.registry",
     "register_optimizer": "optim.optimizer_registry",
     "register_schedule": "optim.schedules",
-    "register_task": "tasks.task_registry",
+    "register_task": "tasks.registry",
 }
 
 __all__ = [

@@ -41,6 +41,15 @@ def as_user_error(name: str) -> Iterator[None]:
         raise UserError(f"{name}: {error}; then try again") from error
 
 
+@contextlib.contextmanager
+def as_usage_errors() -> Iterator[None]:
+    """Raise a UsageError in place of a ValueError about a setting."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 _MAX_REASON_LENGTH = 200
 
 

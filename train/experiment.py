@@ -2,78 +2,68 @@
 
 Each part (model, data, optimizer, ...) is a frozen dataclass of its own, validated when it is
 built. Flags (`--schedule.warmup-steps 200`) and `config.txt` use the same dotted field names.
-This module must stay importable without JAX: `--help` reads it before JAX is loaded.
 """
 
 import dataclasses
 import re
 from typing import Annotated, Literal
 
-from train.data.data_config import (
-    DataConfig,
-    TextDataConfig,
-    require_at_least,
-    require_one_of,
-    require_types,
-)
-from train.errors import UsageError
-from train.lora.lora_config import LoRAConfig
+from train.data.data_config import DataConfig, TextDataConfig
+from train.engines.lora import LoRAConfig
+from train.errors import UsageError, as_usage_errors
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.tasks.task_configs import LanguageModeling, TaskConfig
+from train.settings import Settings
+from train.state import EmaConfig, LossScaleConfig
+from train.tasks.language_modeling import LanguageModeling
+from train.tasks.task import TaskConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.config import TransformerConfig
-from transformer.validation import MAX_INTEGER, Bounds, check_fraction, check_nested_settings
-from transformer.validation import check_seed as check_jax_seed
-
-
-def check_seed(seed: int) -> None:
-    """Raise UsageError for a seed that `jax.random.key` would truncate."""
-    try:
-        check_jax_seed(seed)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+from transformer.validation import (
+    MAX_INTEGER,
+    Bounds,
+    Mark,
+    NonNegativeInt,
+    PositiveInt,
+    Seed,
+    check_nested_settings,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings, part="evaluation"):
     """Held-out metrics during training and at its end."""
 
-    every: int = 500
+    every: Annotated[NonNegativeInt, Mark.COMMON] = 500
     """Steps between evaluations. 0: evaluate only at the end."""
-    num_batches: int = 20
+    num_batches: NonNegativeInt = 20
     """Batches of each evaluation during training. 0: the whole split. The final evaluation always
     uses the whole split."""
-    stride: int = 0
+    stride: NonNegativeInt = 0
     """Tokens that each window adds to the previous one. Values below the sequence length give every
     token more context and cost more. 0: the sequence length (no overlap)."""
-    batch_size: int = 0
+    batch_size: NonNegativeInt = 0
     """Rows of an evaluation batch, rounded up to a multiple of the devices. 0: the training batch
     size. With data.batch_tokens, evaluation batches are limited by tokens too."""
     compression_baselines: bool = False
     """At the end, also report the bits per byte of gzip -9 and xz -9 on the held-out text."""
-    average_checkpoints: int = 1
+    average_checkpoints: PositiveInt = 1
     """Evaluate the mean of the weights of this many checkpoints at the end: the last one and those
     before it at multiples of checkpoint.every, which are kept on disk for it."""
 
-    def __post_init__(self) -> None:
-        require_types(self, "evaluation")
-        require_at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
-        require_at_least(1, "evaluation", self, "average_checkpoints")
-
 
 @dataclasses.dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(Settings, part="sample"):
     """Texts that the model generates during training, shown beside the metrics."""
 
-    every: int = 0
+    every: NonNegativeInt = 0
     """Steps between samples. 0: no samples."""
     prompt: str = ""
     """Text to continue, classify, tag or translate."""
-    max_new_tokens: int = 100
+    max_new_tokens: PositiveInt = 100
     """Upper limit of the length of a sample, in tokens."""
     temperature: float = 0.8
     """Divisor of the logits. 0: greedy decoding."""
@@ -83,13 +73,9 @@ class SampleConfig:
     """Sample only from the most likely tokens that together have this probability."""
 
     def __post_init__(self) -> None:
-        require_types(self, "sample")
-        require_at_least(0, "sample", self, "every")
-        require_at_least(1, "sample", self, "max_new_tokens")
-        try:
+        super().__post_init__()
+        with as_usage_errors():
             self.sampling_config()
-        except ValueError as error:
-            raise UsageError(str(error).replace("sampling.", "sample.", 1)) from error
 
     def sampling_config(self) -> SamplingConfig:
         """Return the settings of the token sampler."""
@@ -97,14 +83,14 @@ class SampleConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings, part="checkpoint"):
     """Checkpoints that a run writes and keeps."""
 
-    every: int = 500
+    every: Annotated[NonNegativeInt, Mark.COMMON] = 500
     """Steps between checkpoints. The last step always has one. 0: only the last step."""
-    keep_last: int = 2
+    keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
-    keep_every: int = 0
+    keep_every: NonNegativeInt = 0
     """Also keep checkpoints at multiples of this many steps. 0: none."""
     keep_best: bool = False
     """Also keep the checkpoint of the best evaluation, and evaluate and load the run from it."""
@@ -112,17 +98,12 @@ class CheckpointConfig:
     """Check against the manifest before a checkpoint is restored. sizes: file sizes. full: sizes
     and SHA-256 digests. auto: full for checkpoints of at most 4 GiB, else sizes."""
 
-    def __post_init__(self) -> None:
-        require_types(self, "checkpoint")
-        require_at_least(0, "checkpoint", self, "every", "keep_every")
-        require_at_least(1, "checkpoint", self, "keep_last")
-
 
 TrackerName = Literal["wandb", "mlflow"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrackingConfig:
+class TrackingConfig(Settings, part="tracking"):
     """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
 
     trackers: tuple[TrackerName, ...] = ()
@@ -132,9 +113,7 @@ class TrackingConfig:
     """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
 
     def __post_init__(self) -> None:
-        require_types(self, "tracking")
-        for tracker in self.trackers:
-            require_one_of("tracking.trackers", tracker, TrackerName)
+        super().__post_init__()
         if len(set(self.trackers)) < len(self.trackers):
             raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
         if not self.project:
@@ -142,56 +121,19 @@ class TrackingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmaConfig:
-    """Exponential moving average (EMA) of the weights, used for evaluation."""
-
-    decay: float = 0.0
-    """Factor of the old average in each update, close to 1. 0: keep no average."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "ema")
-        check_fraction("ema.decay", self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlyStoppingConfig:
+class EarlyStoppingConfig(Settings, part="early_stopping"):
     """End of training before the last step, when evaluations stop improving."""
 
-    patience: int = 0
+    patience: NonNegativeInt = 0
     """Consecutive evaluations without improvement after which training stops. The run then keeps
     the weights of its best evaluation. 0: never stop early."""
 
-    def __post_init__(self) -> None:
-        require_types(self, "early_stopping")
-        require_at_least(0, "early_stopping", self, "patience")
-
 
 @dataclasses.dataclass(frozen=True)
-class LossScaleConfig:
-    """Dynamic loss scaling. Active only if the precision policy computes in float16."""
-
-    init_scale: float = 2.0**15
-    """Factor of the loss in the first step."""
-    growth_interval: int = 2000
-    """Consecutive steps without overflow after which the scale doubles."""
-    max_scale: float = 2.0**24
-    """Upper limit of the scale."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "loss_scale")
-        if not 1 <= self.init_scale <= self.max_scale:
-            raise UsageError(
-                f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
-                f"loss_scale.max_scale {self.max_scale}"
-            )
-        require_at_least(1, "loss_scale", self, "growth_interval")
-
-
-@dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(Settings):
     """A model, its data, and how it is trained."""
 
-    name: str = "experiment"
+    name: Annotated[str, Mark.RESUMABLE] = "experiment"
     """Name of the run, and of its folder under runs/ unless --workdir is given."""
     task: TaskConfig = LanguageModeling()
     """Training objective, with its own evaluation metrics."""
@@ -199,32 +141,32 @@ class Experiment:
     """Architecture, initialization and numerical precision."""
     data: DataConfig = TextDataConfig()
     """Training and evaluation data, and their tokenizer."""
-    optimizer: Optimizer = AdamW()
+    optimizer: Annotated[Optimizer, Mark.RESUMABLE, Mark.COMMON] = AdamW()
     """Update rule and its hyperparameters."""
-    schedule: LearningRateSchedule = ScheduleConfig()
+    schedule: Annotated[LearningRateSchedule, Mark.RESUMABLE] = ScheduleConfig()
     """Learning rate as a function of the step."""
-    steps: Annotated[int, Bounds(maximum=10**9)] = 1000
+    steps: Annotated[int, Bounds(1, 10**9), Mark.RESUMABLE, Mark.COMMON] = 1000
     """Number of weight updates."""
-    batch_size: int = 32
+    batch_size: Annotated[NonNegativeInt, Mark.COMMON] = 32
     """Examples (windows, texts, sentence pairs) in a batch, over all devices and microbatches. With
     data.batch_tokens (translation) it is an upper limit; 0: limited by data.batch_tokens only."""
-    grad_accum_steps: int = 1
+    grad_accum_steps: Annotated[PositiveInt, Mark.RESUMABLE, Mark.COMMON] = 1
     """Microbatches of each batch, processed one after the other. More of them need less memory; the
     result is the same."""
-    seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    seed: Annotated[Seed, Mark.COMMON] = 0
     """Seed of the initial weights, of dropout, and of the order of the data."""
-    log_every: int = 10
+    log_every: Annotated[PositiveInt, Mark.RESUMABLE, Mark.COMMON] = 10
     """Steps between lines of metrics.jsonl."""
-    mesh: MeshConfig = MeshConfig()
+    mesh: Annotated[MeshConfig, Mark.RESUMABLE] = MeshConfig()
     """Arrangement of the devices."""
-    compile: Literal["jit", "pmap"] = "jit"
+    compile: Annotated[Literal["jit", "pmap"], Mark.RESUMABLE] = "jit"
     """Compilation of the step. jit: over the whole mesh. pmap: one replica of the model on each
     device (data parallelism only)."""
-    evaluation: EvaluationConfig = EvaluationConfig()
+    evaluation: Annotated[EvaluationConfig, Mark.RESUMABLE] = EvaluationConfig()
     """Held-out metrics."""
-    sample: SampleConfig = SampleConfig()
+    sample: Annotated[SampleConfig, Mark.RESUMABLE] = SampleConfig()
     """Texts generated during training."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, Mark.RESUMABLE] = CheckpointConfig()
     """Checkpoints written and kept."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     """Dynamic loss scaling for float16."""
@@ -232,15 +174,15 @@ class Experiment:
     """Exponential moving average of the weights."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adaptation of the weights that the run starts with."""
-    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
+    early_stopping: Annotated[EarlyStoppingConfig, Mark.RESUMABLE] = EarlyStoppingConfig()
     """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Response to loss spikes and to non-finite updates."""
-    tracking: TrackingConfig = TrackingConfig()
+    tracking: Annotated[TrackingConfig, Mark.RESUMABLE] = TrackingConfig()
     """Experiment trackers, in addition to TensorBoard."""
-    profile: str = ""
+    profile: Annotated[str, Mark.RESUMABLE] = ""
     """Steps to trace, as START:STOP, both included; written to `profile/` in the run's folder."""
-    debug_checks: bool = False
+    debug_checks: Annotated[bool, Mark.RESUMABLE] = False
     """Check the token ids of every batch and that weights, losses and gradients of every step are
     finite; stop at the first that is not, with its name. Slower: the host waits for each step."""
 
@@ -297,15 +239,10 @@ class Experiment:
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
-        require_types(self, "")
-        require_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
-        self._check_batch()
-        check_seed(self.seed)
-        _ = self.profiled_steps  # parsed here for its errors
-        try:
+        with as_usage_errors():
             check_nested_settings(self, "")
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        self._check_batch()
+        _ = self.profiled_steps  # parsed here for its errors
         self._check_task()
         self._check_lengths()
         self._check_model_selection()
@@ -327,9 +264,9 @@ class Experiment:
             fields = [field.name for field in dataclasses.fields(self.data)]
             if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
-            require_at_least(1, "", self, "batch_size")
+            if self.batch_size == 0:
+                raise UsageError("batch_size 0: give 1 or more")
             return
-        require_at_least(0, "", self, "batch_size")
         if self.batch_tokens < self.sequence_length:
             raise UsageError(
                 f"data.batch_tokens {self.batch_tokens}: is less than one sentence of "
@@ -351,7 +288,7 @@ class Experiment:
                 f"task {task}: needs data of class {names}, not {type(self.data).__name__}; set "
                 "data to one"
             )
-        self.task.check(self)
+        self.task.check(self.model)
         for name in ("stride", "compression_baselines"):
             if getattr(self.evaluation, name) and not self.data.is_text:
                 raise UsageError(f"evaluation.{name}: works for running text only; leave it out")

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
-from train.checkpoint.writer import install_log_filters
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
@@ -27,29 +26,21 @@ from train.data.example_configs import (
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.base_weights import (
-    BASE_KEY,
-    adapter_settings,
-    base_digest,
-    read_run_adapter,
-    save_base,
-)
+from train.lora.start import adapter_settings, read_run_adapter
+from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
 from train.state import TrainState
-from train.tasks.task_configs import (
-    Classification,
-    LanguageModeling,
-    MaskedLanguageModeling,
-    Tagging,
-    TaskConfig,
-    Translation,
-)
+from train.tasks.classification import Classification, Tagging
+from train.tasks.language_modeling import LanguageModeling
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.task import TaskConfig
+from train.tasks.translation import Translation
 from train.telemetry.event_log import EventLog
 from transformer.interop.fields import InteropError
-from transformer.interop.peft import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.precision import Precision
 
@@ -73,8 +64,8 @@ KEPT_FILES = (
 )
 """Files without weights that survive import and export."""
 
-LONGEST_DEFAULT = 1024
-"""Tokens of a training example of an imported model that has no table of positions."""
+MAX_DEFAULT_LENGTH = 1024
+"""Most tokens of a training example of an imported model."""
 
 
 @contextlib.contextmanager
@@ -98,7 +89,7 @@ def import_model(
 
     Args:
       source: Local folder, or a name on the hub (`HF_HUB_OFFLINE=1` reads its cache alone).
-      workdir: Folder of the run; it must not hold one.
+      workdir: Folder of the run; it must be new or empty.
       data_path: Data to evaluate on, as `data.path` of the run's settings.
       precision: Precision policy of the run.
       adapter: Folder of a LoRA adapter of PEFT for the model. The run is a LoRA run then.
@@ -107,10 +98,21 @@ def import_model(
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
         folder is left behind.
     """
-    install_log_filters()
-    folder = RunFolder(Path(workdir).expanduser().absolute())
-    if Path(folder.path).exists() and any(Path(folder.path).iterdir()):
+    folder = RunFolder.create(workdir)
+    if any(folder.path.iterdir()):
         raise UserError(f"workdir {workdir}: is not empty; give a new folder")
+    try:
+        _import_into(folder, source, data_path, precision, adapter)
+    except BaseException:
+        shutil.rmtree(folder.path)
+        raise
+    return folder
+
+
+def _import_into(
+    folder: RunFolder, source: str, data_path: str, precision: str, adapter_folder: str
+) -> None:
+    """Read a model, and write the run to an empty folder."""
     origin = find_source(source)
     try:
         policy = Precision.parse(precision).resolve(local_hardware())
@@ -128,37 +130,55 @@ def import_model(
             origin,
             "1 token" if surplus == 1 else f"{surplus} tokens",
         )
-    experiment = _make_experiment(source, pretrained, folder, data_path)
-    found = None
-    if adapter:
-        found = read_run_adapter(adapter, pretrained.make_model(), pretrained.family.model_type)
+    task, data = _task_and_data(pretrained, data_path, str(folder.tokenizer.absolute()))
+    experiment = Experiment(
+        name=Path(source).name or pretrained.family.model_type,
+        task=task,
+        model=pretrained.config,
+        data=data,
+        batch_size=8,
+        steps=1,
+        grad_accum_steps=1,
+    )
+    adapter = None
+    if adapter_folder:
+        model_type = pretrained.family.model_type
+        adapter = read_run_adapter(adapter_folder, pretrained.make_model(), model_type)
         lora = dataclasses.replace(experiment.lora, train_fully=())
-        experiment = dataclasses.replace(experiment, lora=adapter_settings(found, lora, adapter))
-    existed = Path(folder.path).exists()
-    try:
-        folder = RunFolder.create(workdir)
-        _save(folder, experiment, params, found, tokenizer, pretrained.labels)
-        files_folder = Path(str(folder.pretrained))
-        files_folder.mkdir()
-        for name in KEPT_FILES:
-            if (origin / name).exists():
-                shutil.copyfile(origin / name, files_folder / name)
-        # Last: config.json marks the folder as a run.
-        write_run_files(
-            folder,
-            experiment,
-            tokenizer,
-            pretrained.labels,
-            auto_choices={},
-            hardware=local_hardware(),
-        )
-        EventLog(folder.event_log).write("saved", step=0)
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        if existed:
-            Path(folder.path).mkdir()
-        raise
-    return folder
+        lora = adapter_settings(adapter, lora, adapter_folder)
+        experiment = dataclasses.replace(experiment, lora=lora)
+    record: dict[str, Any] = {
+        PROVENANCE_KEY: collect_provenance(experiment, tokenizer, pretrained.labels)
+    }
+    if adapter is not None:
+        trainable = jax.tree.map(jnp.asarray, adapter.trainable)
+        save_base(folder, params, trainable)
+        params = trainable
+        record[BASE_KEY] = base_digest(folder)
+    # Step 0 of a run, without an optimizer state.
+    state = TrainState(
+        step=jnp.int32(0),
+        cursor=jnp.int32(0),
+        params=params,
+        optimizer=(),
+        key=jax.random.key(experiment.seed),
+    )
+    with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
+        checkpoints.save(0, state, record)
+    folder.pretrained.mkdir()
+    for name in KEPT_FILES:
+        if (origin / name).exists():
+            (folder.pretrained / name).write_bytes((origin / name).read_bytes())
+    # Last: config.json marks the folder as a run.
+    write_run_files(
+        folder,
+        experiment,
+        tokenizer,
+        pretrained.labels,
+        auto_choices={},
+        hardware=local_hardware(),
+    )
+    EventLog(folder.event_log).write("saved", step=0)
 
 
 def find_source(source: str) -> Path:
@@ -172,8 +192,6 @@ def find_source(source: str) -> Path:
         return folder
     if folder.exists() or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(f"{source}: is not a folder; give one with config.json and safetensors")
-    import huggingface_hub
-
     patterns = [*KEPT_FILES, "*.safetensors", "model.safetensors.index.json"]
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=patterns))
@@ -185,69 +203,28 @@ def find_source(source: str) -> Path:
         ) from error
 
 
-def _make_experiment(
-    source: str, pretrained: PretrainedConfig, folder: RunFolder, data_path: str
-) -> Experiment:
-    """Return the settings of an imported run: its task and the data that suit it."""
-    config = pretrained.config
-    length = min(config.max_length or LONGEST_DEFAULT, LONGEST_DEFAULT)
-    tokenizer = TokenizerConfig(kind="file", path=str(folder.tokenizer))
+def _task_and_data(
+    pretrained: PretrainedConfig, data_path: str, tokenizer_path: str
+) -> tuple[TaskConfig, DataConfig]:
+    """Return the task of a model, and settings of data that suit it."""
+    length = min(pretrained.config.max_length or MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH)
+    tokenizer = TokenizerConfig(kind="file", path=tokenizer_path)
+    text = TextDataConfig(path=data_path, sequence_length=length, tokenizer=tokenizer)
     num_labels = pretrained.num_classes
-    tasks: dict[str, tuple[TaskConfig, DataConfig]] = {
-        "language_model": (
-            LanguageModeling(),
-            TextDataConfig(sequence_length=length, tokenizer=tokenizer),
-        ),
-        "masked_lm": (
-            MaskedLanguageModeling(),
-            TextDataConfig(sequence_length=length, tokenizer=tokenizer),
-        ),
-        "classifier": (
-            Classification(num_labels=num_labels),
-            ClassificationDataConfig(max_length=length, tokenizer=tokenizer),
-        ),
-        "tagger": (
-            Tagging(num_labels=num_labels),
-            TokenLabelDataConfig(max_length=length, tokenizer=tokenizer),
-        ),
-        "encoder_decoder": (
-            Translation(),
-            BitextDataConfig(max_length=length, tokenizer=tokenizer),
-        ),
-    }
-    task, data = tasks[pretrained.architecture.kind]
-    if data_path:
-        changes: Any = {"path": data_path}
-        data = dataclasses.replace(data, **changes)
-    name = Path(source).name or pretrained.family.model_type
-    return Experiment(
-        name=name, task=task, model=config, data=data, batch_size=8, steps=1, grad_accum_steps=1
-    )
-
-
-def _save(
-    folder: RunFolder,
-    experiment: Experiment,
-    params: Any,
-    adapter: Adapter | None,
-    tokenizer: Tokenizer,
-    labels: tuple[str, ...],
-) -> None:
-    """Write a checkpoint of step 0 with the weights; there is no optimizer state."""
-    record: dict[str, Any] = {
-        PROVENANCE_KEY: collect_provenance(experiment, tokenizer, labels),
-    }
-    if adapter is not None:
-        trainable = jax.tree.map(jnp.asarray, adapter.trainable)
-        save_base(folder, params, trainable)
-        params = trainable
-        record[BASE_KEY] = base_digest(folder)
-    state = TrainState(
-        step=jnp.int32(0),
-        cursor=jnp.int32(0),
-        params=params,
-        optimizer=(),
-        key=jax.random.key(experiment.seed),
-    )
-    with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
-        checkpoints.save(0, state, record)
+    match pretrained.architecture.kind:
+        case "language_model":
+            return LanguageModeling(), text
+        case "masked_lm":
+            return MaskedLanguageModeling(), text
+        case "classifier":
+            return Classification(num_labels=num_labels), ClassificationDataConfig(
+                path=data_path, max_length=length, tokenizer=tokenizer
+            )
+        case "tagger":
+            return Tagging(num_labels=num_labels), TokenLabelDataConfig(
+                path=data_path, max_length=length, tokenizer=tokenizer
+            )
+        case "encoder_decoder":
+            return Translation(), BitextDataConfig(
+                path=data_path, max_length=length, tokenizer=tokenizer
+            )

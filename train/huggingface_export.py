@@ -12,7 +12,7 @@ from train.data.bitext import find_start_token, sentence_ends
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import TEMPLATE_FILE
-from train.errors import UserError
+from train.errors import UserError, as_user_error
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
@@ -53,64 +53,58 @@ def export_run(
         or the folder is not empty or cannot be written. No folder is left behind.
     """
     target = Path(output).expanduser().resolve()
-    if target == Path.cwd():
-        raise UserError(f"output {output}: is the current folder; give the name of a new one")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"output {output}: exists and is not empty; give a new folder")
     run = load(workdir)
     if weights != "merged":
         check_is_lora(run, weights)
-    files_folder = Path(str(run.folder.pretrained))
-    with as_user_errors():
-        original = (
-            read_json(files_folder / "config.json")
-            if (files_folder / "config.json").exists()
-            else {}
-        )
-    source_type = run.folder.model_type
-    fields = {name: value for name, value in original.items() if is_kept(name, source_type)}
-    if run.labels:  # those of the import may be others
-        for name in ("id2label", "label2id", "num_labels", "problem_type"):
-            fields.pop(name, None)
-    # The dtype is that of the weights that are written, which may differ from the import's.
-    fields.pop("torch_dtype", None)
-    fields.pop("dtype", None)
     family = family or _known_family(run)
-    if weights == "base":
-        run = dataclasses.replace(run, params=base_params(run), step=0)
     # Beside the target, so that the last step is a rename within one file system.
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        if weights == "adapter":
-            with as_user_errors():
+        with as_user_error(f"output {output}"), as_user_errors():
+            partial.mkdir(parents=True)
+            if weights == "adapter":
                 model_type = export_adapter(run, partial, family=family, dtype=dtype)
-            _replace_folder(target, partial)
-            return model_type
-        with as_user_errors(), stage("writing weights", total=1) as progress:
-            written = write_model(
-                partial,
-                run.model,
-                run.params,
-                family=family,
-                dtype=dtype,
-                fields=_token_fields(run) | fields,
-                max_shard_bytes=max_shard_bytes,
-                on_progress=progress.advance,
-            )
-        _write_tokenizer(run, files_folder, partial)
-        _write_generation_config(run, files_folder, partial)
-        (partial / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
-        _replace_folder(target, partial)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"output {output}: cannot be written ({reason}); make room there, or check its "
-            "permissions"
-        ) from error
+            else:
+                if weights == "base":
+                    run = dataclasses.replace(run, params=base_params(run), step=0)
+                model_type = _write_run(run, partial, family, dtype, max_shard_bytes)
+            if target.exists():
+                target.rmdir()
+            partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return model_type
+
+
+def _write_run(run: Run, folder: Path, family: str, dtype: str, max_shard_bytes: int) -> str:
+    """Write weights, settings and tokenizer to a folder; return the `model_type`."""
+    source = run.folder.pretrained / "config.json"
+    # The dtype is that of the weights that are written, which may differ from the import's.
+    decided_here = {"torch_dtype", "dtype"}
+    if run.labels:  # those of the import may be others
+        decided_here |= {"id2label", "label2id", "num_labels", "problem_type"}
+    fields = {
+        name: value
+        for name, value in (read_json(source) if source.exists() else {}).items()
+        if is_kept(name, run.folder.model_type) and name not in decided_here
+    }
+    with stage("writing weights", total=1) as progress:
+        written = write_model(
+            folder,
+            run.model,
+            run.params,
+            family=family,
+            dtype=dtype,
+            fields=_token_fields(run) | fields,
+            max_shard_bytes=max_shard_bytes,
+            on_progress=progress.advance,
+        )
+    _write_tokenizer(run, folder)
+    _write_generation_config(run, folder)
+    (folder / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
     return written.model_type
 
 
@@ -120,12 +114,6 @@ def _known_family(run: Run) -> str:
         return express(run.model, run.folder.model_type)[0].model_type
     except InteropError:
         return ""
-
-
-def _replace_folder(target: Path, partial: Path) -> None:
-    if target.exists():
-        target.rmdir()
-    partial.replace(target)
 
 
 def _token_fields(run: Run) -> dict[str, Any]:
@@ -170,14 +158,14 @@ def _end_tokens(run: Run) -> list[int]:
     return [each for each in ends if each < run.model.config.vocab_size]
 
 
-def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
+def _write_tokenizer(run: Run, folder: Path) -> None:
     """Copy the tokenizer's files of an import; make those of a run with its own tokenizer."""
     if run.tokenizer is None:
         return
-    is_imported = (files_folder / "config.json").exists()
-    for name in KEPT_FILES[2:] if is_imported else ():
-        if (files_folder / name).exists():
-            shutil.copyfile(files_folder / name, folder / name)
+    for name in KEPT_FILES[2:]:
+        source = run.folder.pretrained / name
+        if source.exists():
+            (folder / name).write_bytes(source.read_bytes())
     if run.tokenizer.chat_template:  # of the run: data.chat_template may have replaced it
         (folder / TEMPLATE_FILE).write_text(run.tokenizer.chat_template, encoding="utf-8")
     if not (folder / "tokenizer.json").exists():
@@ -188,30 +176,29 @@ def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
             **_special_tokens(run.tokenizer),
             "model_max_length": run.experiment.sequence_length,
         }
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        _write_json(folder / "tokenizer_config.json", settings)
 
 
-def _write_generation_config(run: Run, files_folder: Path, folder: Path) -> None:
+def _write_generation_config(run: Run, folder: Path) -> None:
     """Write how models that generate do, as the import has it, with all tokens that end a text."""
     if run.tokenizer is None or not isinstance(run.model, LanguageModel | EncoderDecoder):
         return
-    name, fields = "generation_config.json", dict[str, Any]()
-    if (files_folder / name).exists():
-        shutil.copyfile(files_folder / name, folder / name)
-        fields = read_json(folder / name)
+    source = run.folder.pretrained / "generation_config.json"
+    if source.exists():
+        fields = read_json(source)
     else:  # transformers takes them from config.json where there is no such file
         config = read_json(folder / "config.json")
         names = [each for each in sorted(config) if each in GENERATION or each.endswith("token_id")]
         fields = {each: config[each] for each in names if config[each] is not None}
-    written = fields.get("eos_token_id")
-    known = written if isinstance(written, list) else [written]
-    ends = list(dict.fromkeys([*(each for each in known if each is not None), *_end_tokens(run)]))
-    if ends and {*ends} != {*known}:
+    known = fields.get("eos_token_id", [])
+    ends = [*(known if isinstance(known, list) else [known]), *_end_tokens(run)]
+    if ends := [each for each in dict.fromkeys(ends) if each is not None]:
         fields["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    elif (folder / name).exists():
-        return
-    (folder / name).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    _write_json(folder / "generation_config.json", fields)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _model_card(run: Run, model_type: str) -> str:

@@ -1,22 +1,17 @@
-"""The training loop: `fit` trains a run from step 0, or resumes it from its newest checkpoint.
+"""The training loop: from the state of step 0, or of the newest checkpoint, to the last step.
 
 The order of things:
 
-1. `RunSetup` (`train/run_setup.py`) reads the folder, the data and the settings, and checks that
-   they fit together. It writes nothing: a run that cannot start leaves its folder as it was.
-2. `_TrainingLoop.run` restores or initializes the state and writes the run's files.
-3. `train_until_anomaly` is the loop over steps. `train_with_rollbacks` calls it again after every
+1. `TrainingLoop.run` restores or initializes the state and writes the run's files.
+2. `train_until_anomaly` is the loop over steps. `train_with_rollbacks` calls it again after every
    rollback.
-4. The final evaluation.
+3. The final evaluation.
 
 The loop is the only code that touches the clock, the disk and the screen during training; the
 compiled step (`train/step.py`) is a pure function.
 """
 
 import contextlib
-import dataclasses
-import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,111 +19,26 @@ import jax
 import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.writer import install_log_filters
-from train.config.experiment_files import find_experiment
-from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
-from train.data.python_data import hold_data
 from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
-from train.debug_checks import check_batch_tokens, check_finite
-from train.errors import UserError
-from train.estimate.remedies import suggest_remedies
+from train.engines.debug_checks import check_batch_tokens, check_finite
 from train.evaluation.early_stopping import BestEvaluation
-from train.experiment import Experiment
+from train.evaluation.eval_weights import EvalWeights
 from train.recovery.detector import DETECTOR_METRICS
-from train.recovery.rollback import Anomaly, AnomalyMonitor
-from train.run import Run, read_final_metrics
-from train.run_folder.folder import RunFolder
-from train.run_folder.lock import RunLock, lock_run_folder
+from train.rollback import Anomaly, AnomalyMonitor
+from train.run import Run
+from train.run_folder.lock import RemoteOwner
+from train.run_folder.run_config import read_final_metrics
 from train.run_setup import RunSetup
-from train.runtime.local_hardware import enable_compilation_cache, local_hardware
-from train.runtime.oom import explain_oom
-from train.runtime.progress import ProgressBar
 from train.runtime.signals import PreemptedError, StopRequest
-from train.runtime.stages import Stage, show_stages, stage
+from train.runtime.stages import Stage, stage
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import print_finished
-from train.warm_start import (
-    WarmStartSource,
-)
-
-
-def fit(
-    experiment: Experiment | str,
-    workdir: str | os.PathLike[str] = "",
-    *,
-    data: Any = None,
-    validation_data: Any = None,
-    params: Mapping[str, Any] | None = None,
-    init_from: str | os.PathLike[str] = "",
-    init_only: str = "",
-    init_adapter: str = "",
-    from_scratch: bool = False,
-    quiet: bool = False,
-    start_time: float | None = None,
-) -> Run:
-    """Train an experiment. In a folder with checkpoints, resume from the newest, bit for bit.
-
-    Args:
-      experiment: What to train: settings, or the name of a config, as `python -m train fit` takes
-        it.
-      workdir: Folder of the run, local or remote. `runs/<name>` if empty.
-      data: Training examples from Python, in place of `experiment.data.path`: strings or arrays of
-        token ids for (masked) language modeling, (text, label) pairs for classification, (tokens,
-        tags) for tagging, (source, target) for translation; for a task of arrays (`ArrayTask`), a
-        dict of arrays by name, with a row for each example. Or a dict of those by split: `train`,
-        `validation`, `test`. A run of them resumes with the same data only.
-      validation_data: Validation examples. By default some of `data` are held out, as the data
-        settings say (`validation_fraction`).
-      params: Weights to start with, as nested dicts of arrays, for example `run.params`: all of the
-        model or some. The others are initialized from the seed. Ignored when the run resumes.
-      init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
-        tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
-        tables get the rows of the tokens that both have. Or a file of word vectors (of word2vec,
-        GloVe or fastText), with which the embeddings begin. Not read when the run resumes.
-      init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
-      init_adapter: Folder of a LoRA adapter in PEFT's format to start with, for the weights of
-        `init_from`. It gives `lora.rank`, `lora.alpha` and `lora.targets`.
-      from_scratch: Begin at step 0 where a run has lost all its checkpoints, which is an error
-        otherwise. A run with an intact checkpoint is resumed all the same.
-      quiet: Print nothing.
-      start_time: Start of the program, in seconds since the epoch; the time since then counts as
-        start-up in the goodput report. Now if None.
-
-    Returns:
-      The run, with its final weights and metrics.
-
-    Raises:
-      UserError: something the user can correct, for example another process that trains in this
-        folder. Files written before are kept.
-      PreemptedError: the process was told to stop, and has saved a checkpoint.
-    """
-    timer, hardware = ActivityTimer(start_time), local_hardware()
-    if isinstance(experiment, str):
-        experiment = find_experiment(experiment)
-    held = None
-    if data is not None:
-        experiment, held = hold_data(experiment, data, validation_data)
-    elif validation_data is not None:
-        raise UserError("validation_data: data is not given; give the training examples as data")
-    install_log_filters()
-    enable_compilation_cache()
-    with (
-        RunFolder.created(workdir or f"runs/{experiment.name}") as folder,
-        show_stages(quiet=quiet or jax.process_index() != 0),
-        lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
-        explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
-    ):
-        warm_start = WarmStartSource(params, os.fspath(init_from), init_only, init_adapter)
-        setup = RunSetup(experiment, folder, hardware, warm_start, from_scratch=from_scratch)
-        run = _TrainingLoop(setup, timer, lock, quiet).run()
-    return dataclasses.replace(run, data=held)
-
 
 EVALUATED_BY = ("evaluation.", "early_stopping.", "checkpoint.keep_best")
 """Prefixes of the settings that decide which weights a finished run is evaluated with, and how."""
@@ -142,10 +52,12 @@ class _Session(NamedTuple):
     stop_request: StopRequest
 
 
-class _TrainingLoop:
+class TrainingLoop:
     """Loop over the steps of a run, and the evaluations and checkpoints between them."""
 
-    def __init__(self, setup: RunSetup, timer: ActivityTimer, lock: RunLock | None, quiet: bool):
+    def __init__(
+        self, setup: RunSetup, timer: ActivityTimer, lock: RemoteOwner | None, quiet: bool
+    ):
         self.setup, self.timer, self.lock, self.quiet = setup, timer, lock, quiet
         self.experiment, self.engine = setup.experiment, setup.engine
         self.evaluator, self.recovery = setup.evaluator, setup.recovery
@@ -170,7 +82,7 @@ class _TrainingLoop:
                 note = self.setup.unread_source
                 print_finished(self.experiment, self.setup.folder, step, note=note, quiet=quiet)
                 weights = self.evaluator.final_weights(state, step, checkpoints)
-                return self.evaluator.make_run(weights, metrics)
+                return self.trained_run(weights, metrics)
             if is_main_process:
                 self.setup.write_run_files()
             reporter = Reporter(
@@ -197,7 +109,20 @@ class _TrainingLoop:
                 # After the wait: a run that has finished has a checkpoint.
                 reporter.log_event("finished", step=int(state.step), **metrics)
                 reporter.print_goodput()
-        return self.evaluator.make_run(weights, metrics)
+        return self.trained_run(weights, metrics)
+
+    def trained_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:
+        """Return the trained run with these weights and metrics."""
+        return Run(
+            self.experiment,
+            self.setup.folder,
+            self.engine.model,
+            weights.params,
+            self.setup.corpus.tokenizer,
+            weights.steps[-1],
+            metrics,
+            self.setup.corpus.labels,
+        )
 
     def stage_of_restore(self, checkpoints: CheckpointManager) -> AbstractContextManager[Stage]:
         """Return a stage for `restore_or_init`, with the time that it took before."""

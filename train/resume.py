@@ -8,26 +8,31 @@ checkpoint of other data or settings is refused (`_restore_state`).
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import (
+from train.checkpoint.manager import (
     NEW_START_REMEDY,
+    CheckpointManager,
+    RestoredCheckpoint,
     SkippedCheckpoint,
     broadcast_integers,
     no_valid_checkpoint_error,
 )
-from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance, explain_library_mismatch
-from train.checkpoint.reader import RestoredCheckpoint
 from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
-from train.recovery.rollback_record import RollbackHistory
-from train.run import read_auto_choices, read_experiment
+from train.rollback import RollbackHistory
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import check_provenance, explain_library_mismatch
+from train.run_folder.run_config import (
+    read_auto_choices,
+    read_experiment,
+    read_labels,
+    read_tokenizer,
+)
 from train.state import TrainState
-from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
+from train.tasks.vocabulary import Labels
 from train.telemetry.event_log import EventLog
 from train.telemetry.metrics_log import is_step_number
 from transformer.hardware import Hardware
@@ -120,7 +125,7 @@ def check_resumable(
     """
     changes = diff_experiments(previous.experiment, requested) if previous else {}
     changes = {name: pair for name, pair in changes.items() if not name.startswith(unresolved)}
-    if forbidden := forbidden_changes(changes):
+    if forbidden := forbidden_changes(changes, requested):
         # Of a part of another kind all settings differ: the kind is what the user changed.
         name = min(forbidden, key=lambda each: not each.endswith(".kind"))
         old, new = forbidden[name]

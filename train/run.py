@@ -1,39 +1,40 @@
 """A trained run as a value, with what a notebook asks of it; `load` reads it from its folder."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.assembly import make_engine, make_task, with_python_data
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import check_provenance, collect_provenance
-from train.checkpoint.writer import install_log_filters
-from train.config.io import experiment_from_dict
-from train.config.plugins import check_imports, import_installed_plugins
+from train.data.held_data import PythonData
+from train.data.python_data import is_by_split
 from train.data.tokenizer import Tokenizer
-from train.engine import make_engine
 from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import load_eval_weights
-from train.experiment import Experiment, check_seed
+from train.evaluation.evaluator import evaluate_weights
+from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from train.run_folder.folder import RunFolder, read_json
+from train.run_folder.base_weights import check_base, load_base
+from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import check_provenance, collect_provenance
+from train.run_folder.run_config import read_experiment, read_labels, read_tokenizer
 from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
 from train.tasks.task import SampleOptions, TextCallback
-from train.tasks.task_registry import make_task
-from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
+from train.tasks.text_scores import score_texts
+from train.tasks.vocabulary import Labels, check_vocab_size
 from train.telemetry.event_log import EventLog
+from train.telemetry.loss_plot import draw_losses, event_steps
+from train.telemetry.metrics_log import read_metrics
+from transformer.generation.log_likelihood import LogLikelihood
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
+from transformer.models.model import Model
+from transformer.validation import check_seed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # of an optional package
     from matplotlib.figure import Figure
-
-    from train.data.python_data import PythonData
-    from transformer.generation.log_likelihood import LogLikelihood
-    from transformer.hardware import Hardware
-    from transformer.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +45,7 @@ class Run:
     """Resolved settings: with the vocabulary size and the number of labels."""
     folder: RunFolder
     """Folder of the run."""
-    model: "Model"
+    model: Model
     """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
     params: Any
     """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
@@ -56,7 +57,7 @@ class Run:
     """Held-out metrics at the end of `fit`. Empty for a loaded run."""
     labels: Labels = ()
     """Names of the classes or tags, by number."""
-    data: "PythonData | None" = None
+    data: PythonData | None = None
     """Data that `fit` was given from Python. None for data of files, and for a loaded run."""
 
     def __repr__(self) -> str:
@@ -112,7 +113,7 @@ class Run:
 
     def score(
         self, texts: str | Sequence[str], *, context: str | Sequence[str] | None = None
-    ) -> "LogLikelihood | list[LogLikelihood]":
+    ) -> LogLikelihood | list[LogLikelihood]:
         """Return the log-likelihood of a text, or of each of several, in nats.
 
         Each has `total`, and `num_tokens`, the number of tokens that it sums over.
@@ -126,13 +127,11 @@ class Run:
         Raises:
           UserError: The model does not predict the next token, or cannot read a text.
         """
-        from train.evaluation.text_scores import score_texts
-
         several = _texts("texts", texts)
         contexts = None if context is None else _texts("context", context)
         if isinstance(context, str):
             contexts = [context] * len(several)
-        scores = score_texts(self, several, contexts)
+        scores = score_texts(make_task(self.experiment), self, several, contexts)
         return scores[0] if isinstance(texts, str) else scores
 
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
@@ -146,11 +145,8 @@ class Run:
         Raises:
           UserError: There is no such split, or the data are missing or do not suit the task.
         """
-        from train.data.python_data import hold_data, is_by_split
-        from train.evaluation.evaluator import evaluate_run
-
         if data is None:
-            return evaluate_run(self, split)
+            return self._evaluate(self.experiment, split)
         if is_by_split(self.experiment.data, data):
             if split not in data:
                 raise UserError(f"split {split!r}: data has only {', '.join(data)}; choose one")
@@ -159,9 +155,20 @@ class Run:
             raise UserError(f"data of type {type(data).__name__}: give a list of examples")
         data = data if hasattr(data, "__len__") else list(data)
         splits = {"train": data, "validation": data, split: data}
-        experiment, python_data = hold_data(self.experiment, splits)
-        return evaluate_run(
-            dataclasses.replace(self, experiment=experiment, data=python_data), split
+        experiment, held = with_python_data(self.experiment, splits)
+        metrics = self._evaluate(experiment, split)
+        del held  # kept until here: settings only name the data
+        return metrics
+
+    def _evaluate(self, experiment: Experiment, split: str) -> dict[str, float]:
+        return evaluate_weights(
+            experiment,
+            self.folder,
+            self.model.hardware,
+            self.params,
+            self.tokenizer,
+            self.labels,
+            split,
         )
 
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
@@ -176,8 +183,6 @@ class Run:
         Raises:
           UserError: The file cannot be read, or there is no such split.
         """
-        from train.telemetry.metrics_log import read_metrics
-
         splits = ("train", "validation", "test")
         if split is not None and split not in splits:
             raise UserError(f"split {split!r}: is not known; choose from {', '.join(splits)}")
@@ -190,8 +195,6 @@ class Run:
         Raises:
           UserError: Matplotlib is not installed, or no loss is logged yet.
         """
-        from train.telemetry.loss_plot import draw_losses, event_steps
-
         events = event_steps(EventLog(self.folder.event_log).read())
         try:
             figure = draw_losses(self.metrics(), events=events)
@@ -202,47 +205,6 @@ class Run:
         if figure is None:
             raise UserError(f"{self.folder.metrics}: has no losses to plot; train some steps first")
         return figure
-
-
-def read_experiment(folder: RunFolder) -> Experiment:
-    """Return the saved experiment of a run.
-
-    Raises UserError if its file is damaged, or if it needs a module that is not imported.
-    """
-    import_installed_plugins()
-    saved, source = _read_section(folder, "experiment"), str(folder.config_json)
-    check_imports(read_json(folder.config_json).get("imports"), source)
-    return experiment_from_dict(saved, source)
-
-
-def read_auto_choices(folder: RunFolder, hardware: "Hardware") -> dict[str, str]:
-    """Return what each `auto` setting was in a run. Empty if it ran on another kind of hardware."""
-    saved = _read_section(folder, "hardware")
-    if (saved.get("platform"), saved.get("kind")) != (hardware.platform, hardware.kind):
-        return {}
-    choices = _read_section(folder, "chosen")
-    return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
-
-
-def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
-    """Return the metrics of a run that finished at this step. None if it did not."""
-    for line in reversed(EventLog(folder.event_log).read()):
-        if line.get("event") in ("started", "rolled back"):
-            return None  # An earlier "finished" was of other weights.
-        if line.get("event") == "finished" and line.get("step") == step:
-            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
-                return {name: float(value) for name, value in metrics.items()}
-    return None
-
-
-def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
-    """Return a section of config.json. Raise UserError if it is missing."""
-    config = read_json(folder.config_json)
-    content = config.get(section) if isinstance(config, dict) else None
-    if not isinstance(content, dict):
-        raise UserError(f"{folder.config_json}: has no {section}; restore the original file")
-    return content
 
 
 def _texts(name: str, value: str | Iterable[str]) -> list[str]:
@@ -281,15 +243,21 @@ def load(
     Raises:
       UserError: there is no run or no such checkpoint, or it does not belong to the run.
     """
-    install_log_filters()
     folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)
     experiment = for_local_devices(saved)
     tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
     if tokenizer is not None:
-        check_vocab_size(experiment, tokenizer, str(folder.tokenizer), padded=True)
-    engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
+        check_vocab_size(experiment.model, tokenizer, str(folder.tokenizer), padded=True)
+    hardware = mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
+    engine = make_engine(experiment, hardware)
     verify = experiment.checkpoint.verify
 
     provenance = collect_provenance(saved, tokenizer, labels)
@@ -300,8 +268,6 @@ def load(
             check_base(folder, metadata, step)
 
     if engine.lora is not None:
-        from train.lora.base_weights import check_base, load_base  # imports this file
-
         engine.frozen = engine.lora.freeze(load_base(folder, engine))
     with (
         stage("reading the weights"),

@@ -8,28 +8,21 @@ beside the logs.
 
 from typing import Any
 
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
-from train.config.resolve import resolve_precision
+from train.config.resolve import resolve_auto, resolve_precision
 from train.data.python_data import check_same_data
 from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
-from train.engine import make_engine
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.remedies import check_minimum_memory
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.lora.base_weights import (
-    attach_base,
-    base_metadata,
-    resolve_lora,
-    start_from_base,
-    unused_settings,
-)
+from train.lora.start import resolve_lora, start_from_base, unused_settings
 from train.parallel.context_parallel import check_batch_divides
-from train.recovery.rollback import RollbackManager, rollback_retention
 from train.resume import (
     RunIdentity,
     StartPoint,
@@ -38,13 +31,15 @@ from train.resume import (
     read_previous_run,
     restore_or_init,
 )
+from train.rollback import RollbackManager, rollback_retention
+from train.run_folder.base_weights import attach_base, base_metadata
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
-from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
+from train.runtime.writing import set_aside_file
 from train.state import TrainState
 from train.tasks.task import Task
-from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import log_start, log_warm_start
 from train.warm_start import (
@@ -94,17 +89,25 @@ class RunSetup:
         self.warm_start_is_logged = previous is not None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
         self.experiment = resolve_lora(
-            task.resolve_experiment(self.corpus),
+            with_task(experiment, task.resolve(self.corpus)),
             previous and previous.experiment,
             self.warm_start,
             hardware,
             init_adapter=warm_start.init_adapter,
         )
         self.notes = tuple(unused_settings(experiment.lora, self.experiment.lora))
-        hardware = mark_broken_kernels(self.experiment, hardware)
+        hardware = mark_broken_kernels(
+            self.experiment.model,
+            self.experiment.sequence_length,
+            hardware,
+            segments=self.experiment.has_segments,
+            on_mesh=self.experiment.compile == "jit" and hardware.count > 1,
+        )
         self.task = make_task(self.experiment)
         self.changed_fields = check_resumable(folder, previous, self.experiment)
-        self.batches = self.task.training_batches(self.corpus)
+        check_base_is_frozen(self.task, self.experiment.lora)
+        options = training_options(self.experiment)
+        self.batches = self.task.training_batches(self.corpus, options)
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
 
@@ -113,9 +116,12 @@ class RunSetup:
         pinned = pin_previous_choices(self.experiment, previous, hardware)
         self.pinned_fields = diff_experiments(self.experiment, pinned)
         self.engine = make_engine(pinned, hardware)
-        check_batch_divides(self.engine.mesh, self.experiment)
+        mesh = self.engine.mesh
+        self.auto_choices = resolve_auto(pinned, hardware, mesh.shape["context"])
+        field, rows = self.experiment.row_multiple
+        check_batch_divides(mesh, field, rows, self.experiment.grad_accum_steps)
         check_minimum_memory(self.engine, self.experiment)
-        self.evaluator = Evaluator(self.experiment, self.engine, self.corpus, folder)
+        self.evaluator = Evaluator(self.experiment, self.engine, self.corpus)
         self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
         record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)
         self.identity = RunIdentity(folder, self.experiment, record, self.corpus.digest)
@@ -189,13 +195,14 @@ class RunSetup:
             self.experiment,
             self.corpus.tokenizer,
             self.corpus.labels,
-            auto_choices=self.engine.auto_choices(),
+            auto_choices=self.auto_choices,
             hardware=self.engine.model.hardware,
         )
 
     def open_checkpoints(self) -> CheckpointManager:
         """Return the checkpoint manager, keeping what averages and rollbacks need."""
-        settings, rollbacks = self.experiment.checkpoint, rollback_retention(self.experiment)
+        settings = self.experiment.checkpoint
+        rollbacks = rollback_retention(settings, self.experiment.recovery)
         averaged = self.experiment.evaluation.average_checkpoints
         return CheckpointManager(
             self.folder.checkpoints,
@@ -228,6 +235,7 @@ class RunSetup:
             self.experiment,
             self.folder,
             step,
+            auto_choices=self.auto_choices,
             is_new_run=self.is_new_run,
             training_data=self.task.describe_training_data(self.corpus),
             notes=(*self.notes, *self.corpus.notes, *self.task.untrained_parts),
@@ -254,3 +262,13 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
     except UserError as error:
         problem = str(error).removeprefix("the text: ").removeprefix(f"prompt {prompt!r}: ")
         raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
+
+
+def check_base_is_frozen(task: Task, lora: LoRAConfig) -> None:
+    """Raise UserError for a task that compares with base weights which a run does not keep."""
+    if task.needs_base_weights and (not lora.rank or lora.train_fully):
+        setting = f"train_fully {lora.train_fully[0]}" if lora.rank else "rank 0"
+        raise UserError(
+            f"lora.{setting}: DPO needs an adapter, as its reference is the model without one; "
+            "give --init-from W --lora.rank 8 and the model of W, or --task.reference data"
+        )

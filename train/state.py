@@ -1,16 +1,48 @@
 """The training state: everything that a checkpoint holds of a run."""
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
-from train.experiment import Experiment, LossScaleConfig
+from train.errors import UsageError
 from train.recovery.detector import AnomalyDetector
+from train.recovery.recovery_config import RecoveryConfig
+from train.settings import Settings
 from transformer.lora import LoRALayout
 from transformer.models.model import Model
+from transformer.validation import Bounds, Fraction, Mark, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaleConfig(Settings, part="loss_scale"):
+    """Dynamic loss scaling. Active only if the precision policy computes in float16."""
+
+    init_scale: Annotated[float, Bounds(1)] = 2.0**15
+    """Factor of the loss in the first step."""
+    growth_interval: Annotated[PositiveInt, Mark.RESUMABLE] = 2000
+    """Consecutive steps without overflow after which the scale doubles."""
+    max_scale: Annotated[float, Mark.RESUMABLE] = 2.0**24
+    """Upper limit of the scale."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init_scale > self.max_scale:
+            raise UsageError(
+                f"loss_scale.init_scale {self.init_scale}: give at most loss_scale.max_scale "
+                f"{self.max_scale}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class EmaConfig(Settings, part="ema"):
+    """Exponential moving average (EMA) of the weights, used for evaluation."""
+
+    decay: Annotated[Fraction, Mark.RESUMABLE, Mark.SWITCHES_STATE] = 0.0
+    """Factor of the old average in each update, close to 1. 0: keep no average."""
 
 
 class LossScale(struct.PyTreeNode):
@@ -77,38 +109,45 @@ def initial_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def init_state(
-    experiment: Experiment,
+    seed: int,
     model: Model,
     optimizer: optax.GradientTransformation,
-    lora: LoRALayout | None = None,
     params: Any = None,
+    *,
+    loss_scale: LossScaleConfig,
+    ema: EmaConfig,
+    recovery: RecoveryConfig,
+    lora: LoRALayout | None = None,
 ) -> TrainState:
-    """Return the state at step 0. It depends only on the settings, the seed and `params`.
+    """Return the state at step 0. It depends only on the arguments.
 
     With LoRA the parameters are the trainable tree. Under `jit` the others are never computed.
 
     Args:
-      experiment: The settings.
+      seed: Seed of the initial weights and of dropout.
       model: The model.
       optimizer: The optimizer.
-      lora: Layout of the trainable weights of a LoRA run.
       params: Parameters of the model to begin with. None: random ones.
+      loss_scale: Settings of loss scaling, if the model computes in float16.
+      ema: Settings of the moving average of the weights.
+      recovery: Settings of the anomaly detector.
+      lora: Layout of the trainable weights of a LoRA run.
     """
-    params_key, dropout_key = initial_keys(experiment.seed)
+    params_key, dropout_key = initial_keys(seed)
     if params is None:
         params = model.init_params(params_key)
     if lora is not None:
         params = lora.init(jax.random.fold_in(params_key, 1), params)
     # Moments and EMA are float32 even if the parameters are stored in 16 bits.
     params_float32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-    needs_loss_scale = experiment.model.precision.needs_loss_scale
+    needs_loss_scale = model.config.precision.needs_loss_scale
     return TrainState(
         step=jnp.int32(0),
         cursor=jnp.int32(0),
         params=params,
         optimizer=optimizer.init(params_float32),
         key=dropout_key,
-        loss_scale=LossScale.create(experiment.loss_scale) if needs_loss_scale else None,
-        ema=params_float32 if experiment.ema.decay else None,
-        anomaly_detector=AnomalyDetector.create(experiment.recovery),
+        loss_scale=LossScale.create(loss_scale) if needs_loss_scale else None,
+        ema=params_float32 if ema.decay else None,
+        anomaly_detector=AnomalyDetector.create(recovery),
     )

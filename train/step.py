@@ -8,7 +8,7 @@ The step in order, `TrainStep.__call__`:
 4. gradient clipping, optimizer, learning rate, EMA: applied only if the verdict accepts the update;
 5. the loss scale (float16) and the counters.
 
-Shapes: B examples of a batch, T tokens of a row.
+Shapes: B examples of a batch, T tokens of a row, A microbatches.
 """
 
 import dataclasses
@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from train.experiment import LossScaleConfig
-from train.grad_accumulation import accumulate_gradients
+from train.optim.optimizer import tree_where
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
 from train.recovery.recovery_config import RecoveryConfig
-from train.state import TrainState, update_ema
+from train.state import LossScaleConfig, TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 
 Batch = dict[str, jax.Array]
@@ -164,6 +163,36 @@ class TrainStep:
         return state.replace(step=step, cursor=cursor, params=params, optimizer=optimizer, ema=ema)
 
 
+def accumulate_gradients(
+    compute_gradients: Callable[[TrainState, Batch], tuple[Any, dict[str, Loss]]],
+    state: TrainState,
+    batch: Batch,
+    num_microbatches: int,  # A
+) -> tuple[Any, dict[str, Loss]]:
+    """Return the mean of the gradients of A microbatches, and the sums of their losses.
+
+    Only one microbatch is in memory with its activations at a time.
+    """
+    # Microbatch j takes examples j, j + A, j + 2A, ...: with consecutive examples instead, a
+    # microbatch would lie on few of the devices that share the batch.
+    count = num_microbatches
+    microbatches = jax.tree.map(
+        lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
+    )  # [A, B / A, ...]
+    # A scan needs the sum's shapes before its first iteration. `eval_shape` traces one
+    # microbatch without computing it.
+    first = jax.tree.map(lambda x: x[0], microbatches)
+    shapes = jax.eval_shape(compute_gradients, state, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, compute_gradients(state, microbatch)), None
+
+    (grads, losses), _ = jax.lax.scan(add, zeros, microbatches)
+    # Each microbatch divided by its own size, which is 1 / A of the batch's.
+    return jax.tree.map(lambda g: g / count, grads), losses
+
+
 def example_rngs(state: TrainState, batch: Batch) -> jax.Array:  # [B]
     """Return a dropout key for each example, folded from (run key, step, example number).
 
@@ -199,29 +228,3 @@ def weighted_mean(loss: Loss) -> jax.Array:
 def padded_length(batch: Batch) -> int:
     """Return T, the padded length of a row (in translation, of the target); 1 without tokens."""
     return batch["tokens"].shape[1] if "tokens" in batch else 1
-
-
-def apply_if_accepted(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
-
-    If it is False, the new state is the old one. The directions are those of an accepted update.
-    """
-
-    def update(
-        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
-    ) -> tuple[Any, Any]:
-        directions, new_state = optimizer.update(grads, state, params)
-        return directions, tree_where(accept_update, new_state, state)
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
-    """Return `jnp.where(condition, new, old)` for every leaf.
-
-    Not `lax.cond`: XLA fuses this selection into the update, which reads both values anyway. The
-    branches of a `cond` are programs of their own, which nothing around them is fused with.
-    """
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

@@ -20,12 +20,11 @@ from train.checkpoint.tree_paths import named_leaves
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.metrics import gather_to_host
-from train.parallel.sharding import init_on_devices
+from train.parallel.sharding import gather_to_host, init_on_devices
 from train.run import load
 from train.run_folder.folder import RunFolder
 from train.state import initial_keys
-from train.tasks.task_configs import TaskConfig
+from train.tasks.task import TaskConfig
 from train.telemetry.event_log import EventLog
 from train.word_vectors import (
     check_width,

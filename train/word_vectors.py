@@ -34,10 +34,6 @@ def is_word_vector_file(path: str) -> bool:
     return place.exists() and not place.is_dir()
 
 
-MAX_WORD_BYTES = 2000
-"""Longest word that a binary file is searched for; word2vec itself ends words at 50 to 60."""
-
-
 def read_word_vectors(path: str) -> WordVectors:
     """Read word vectors, which may be compressed.
 
@@ -45,8 +41,8 @@ def read_word_vectors(path: str) -> WordVectors:
     of the first counts.
 
     Raises:
-      UserError: The file cannot be read, has no vectors, or fewer than its first line says; or a
-        line is not a word and finite numbers.
+      UserError: The file cannot be read, has no vectors, or fewer than its first line says; or an
+        entry is not a word and finite numbers.
     """
     place = expand_path(path)
     rows: dict[str, int] = {}
@@ -55,6 +51,11 @@ def read_word_vectors(path: str) -> WordVectors:
     read = _read_binary if plain_name(file).endswith(".bin") else _read_text
     with open_decompressed(file) as stream:
         for word, vector in read(stream, str(place)):
+            if not np.isfinite(vector).all():
+                raise UserError(
+                    f"{place}: the vector of {word!r} has a number that is not finite in float32; "
+                    "leave the word out, or fetch the file again"
+                )
             if word not in rows:
                 rows[word] = len(vectors)
                 vectors.append(vector)
@@ -74,22 +75,21 @@ def _read_text(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]
             announced, width = map(int, fields)
             continue
         width = width or len(fields) - 1
-        # A few words of GloVe have spaces: the numbers are counted from the end.
-        word, vector = b" ".join(fields[:-width]), _parse_numbers(fields[-width:])
-        if not (width and word and vector is not None):
+        try:
+            # A few words of GloVe have spaces: the numbers are counted from the end.
+            word, numbers = b" ".join(fields[:-width]), list(map(float, fields[-width:]))
+        except ValueError:
+            word, numbers = b"", []
+        if not (width > 0 and word):
             raise UserError(
-                f"{place} line {number}: is not a word and {width or 'its'} numbers; give word "
+                f"{place} line {number}: is not a word and {max(width, 1)} numbers; give word "
                 "vectors as text, or a word2vec file named .bin (a .zip has to be unpacked)"
             )
-        if not np.isfinite(vector).all():
-            raise UserError(
-                f"{place} line {number}: has a number that float32 cannot hold (NaN, or too "
-                "large); leave the line out, or train the vectors again"
-            )
         read += 1
+        with np.errstate(over="ignore"):  # to infinity, which is refused
+            vector = np.array(numbers, np.float32)
         yield word.decode("utf-8", "replace"), vector
-    if read < announced:
-        raise _missing_words(place, read, announced)
+    _check_count(place, read, announced)
 
 
 def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -104,23 +104,13 @@ def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarra
     for read in range(announced):
         word = bytearray()
         while (byte := stream.read(1)) not in (b" ", b""):
-            if len(word) == MAX_WORD_BYTES:
-                raise UserError(
-                    f"{place}: word {read + 1} does not end; the file is damaged, or not "
-                    "word2vec's binary format; fetch it again"
-                )
             word += byte
         encoded = stream.read(4 * width)
-        if byte == b"" or len(encoded) < 4 * width:
-            raise _missing_words(place, read, announced)
-        numbers = np.frombuffer(encoded, "<f4")
-        if not np.isfinite(numbers).all():
-            raise UserError(
-                f"{place}: the numbers of word {read + 1} are not finite; the file is damaged, or "
-                "not word2vec's binary format; fetch it again"
-            )
+        if len(encoded) < 4 * width:
+            _check_count(place, read, announced)
         # The line feed after the numbers of the word before, if there is one.
-        yield word.removeprefix(b"\n").decode("utf-8", "replace"), numbers.astype(np.float32)
+        name = word.removeprefix(b"\n").decode("utf-8", "replace")
+        yield name, np.frombuffer(encoded, "<f4").astype(np.float32)
     if stream.read(2).removeprefix(b"\n"):  # of a text file, every byte is read as a number too
         raise UserError(
             f"{place}: has more than the {announced:,} words of its first line, so it is damaged "
@@ -128,19 +118,11 @@ def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarra
         )
 
 
-def _missing_words(place: str, read: int, announced: int) -> UserError:
-    return UserError(
-        f"{place}: has {read:,} words, and its first line says {announced:,}; fetch it again"
-    )
-
-
-def _parse_numbers(fields: Sequence[bytes]) -> np.ndarray | None:
-    """Return the numbers, infinite if float32 cannot hold them; None if some are not numbers."""
-    try:
-        with np.errstate(over="ignore"):
-            return np.array([float(each) for each in fields], np.float32)
-    except ValueError:
-        return None
+def _check_count(place: str, read: int, announced: int) -> None:
+    if read < announced:
+        raise UserError(
+            f"{place}: has {read:,} words, and its first line says {announced:,}; fetch it again"
+        )
 
 
 def write_word_vectors(
@@ -209,13 +191,11 @@ def copy_scaled(
     initialized for that of the embeddings.
 
     Raises:
-      UserError: The vectors are nearly equal.
+      UserError: All numbers of the vectors are nearly equal.
     """
     tokens, chosen = np.array(rows).T
     taken = vectors[chosen].astype(np.float64)
-    # The rounding of a mean is enough to make equal numbers differ a little.
-    centre = taken.mean(axis=0) if len(taken) > 1 else taken.mean()
-    if np.std(taken - centre) <= 1e-3 * np.sqrt(np.mean(taken**2)):
+    if np.std(taken) <= 1e-3 * np.sqrt(np.mean(taken**2)):
         raise UserError(f"{source}: the vectors of this run's words are equal; give other vectors")
     # In float32: NumPy sums low precision in itself, and stops growing.
     scale = np.std(np.asarray(table, np.float32)) / np.std(taken)

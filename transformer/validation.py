@@ -1,16 +1,17 @@
 """Checks at the doors: settings when they are built, and arrays that public functions receive.
 
-Types and bounds of a setting are written at its field:
+Types, bounds and marks of a setting are written at its field:
 
     @dataclasses.dataclass(frozen=True)
     class MultiHeadConfig(Settings):
-        num_heads: PositiveInt = 8
+        num_heads: Annotated[PositiveInt, Mark.COMMON] = 8
         dropout: Fraction = 0.0
 
 Each check raises ValueError with one line: the name, what is wrong, and what to give.
 """
 
 import dataclasses
+import enum
 import functools
 import math
 import types
@@ -66,11 +67,33 @@ Seed = Annotated[int, Bounds(0, 2**32 - 1)]
 """Seed of NumPy or of `jax.random.key`, which truncates a larger one silently."""
 
 
+class Mark(enum.Enum):
+    """What is true of a setting, or of all settings of a part: `Annotated[int, Mark.COMMON]`."""
+
+    COMMON = enum.auto()
+    """The short help of the command line shows it: many people change it."""
+    RESUMABLE = enum.auto()
+    """It may change when a run is resumed. The new value holds from there on."""
+    SWITCHES_STATE = enum.auto()
+    """A training state has other arrays with 0 than with other numbers: no resume changes it from
+    or to 0."""
+
+
 class Settings:
-    """Base of frozen dataclasses of settings: fields are checked against their annotations."""
+    """Base of frozen dataclasses of settings: fields are checked against their annotations.
+
+    Messages name a field by its class, or by the part that it belongs to in all settings of a run:
+    `class MeshConfig(Settings, part="mesh")`.
+    """
+
+    _part = ""
+
+    def __init_subclass__(cls, part: str = "", **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls._part = part or cls._part
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        check_settings(self, self._part or None)
 
 
 def check_settings(settings: Any, name: str | None = None) -> None:
@@ -104,6 +127,16 @@ def check_nested_settings(settings: Any, name: str | None = None) -> None:
         for part_name, part in parts:
             if dataclasses.is_dataclass(part) and not isinstance(part, type):
                 check_nested_settings(part, part_name)
+
+
+def field_marks(settings_class: type) -> dict[str, frozenset[Mark]]:
+    """Return the marks of each field of a dataclass."""
+    return {
+        name: frozenset(each for each in get_args(annotation)[1:] if isinstance(each, Mark))
+        if get_origin(annotation) is Annotated
+        else frozenset()
+        for name, annotation in _annotations(settings_class).items()
+    }
 
 
 @functools.cache
@@ -343,10 +376,4 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 def check_at_least(name: str, value: Any, minimum: float) -> None:
     """Raise ValueError unless a setting is a finite number of at least `minimum`."""
     if problem := _problem(value, Annotated[float, Bounds(minimum)]):
-        raise ValueError(f"{name} {_shown(value)}: {problem}")
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raise ValueError unless a setting is in [0, 1)."""
-    if problem := _problem(value, Fraction):
         raise ValueError(f"{name} {_shown(value)}: {problem}")

@@ -2,11 +2,12 @@
 
 import functools
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 
-from train.cli.parsing import kind_options
+from train.cli.parsing import Draft
 from train.config.experiment_files import find_experiment
 from train.config.io import (
     experiment_from_dict,
@@ -15,6 +16,7 @@ from train.config.io import (
     flatten_fields,
 )
 from train.estimate.describe import describe
+from train.experiment import Experiment
 
 BASES = (
     "quickstart",
@@ -41,6 +43,15 @@ def words() -> tuple[str, ...]:
         }
         texts |= {kind for _, known in kind_options(experiment) for kind in known}
     return tuple(sorted(texts))
+
+
+def kind_options(experiment: Experiment) -> Iterator[tuple[str, Mapping[str, type]]]:
+    """Yield the path of every part that may be of several classes, and these by kind."""
+    queue = [Draft.of(Experiment, vars(experiment))]
+    for draft in queue:
+        if draft.kinds:
+            yield draft.path, {kind: each for kind, each in draft.kinds.items() if kind != "None"}
+        queue += [part for part in draft.values.values() if isinstance(part, Draft)]
 
 
 def values(value: Any) -> st.SearchStrategy[Any]:

@@ -7,8 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bench.drills._fuzz_models import put
-from train.cli.parsing import kind_options
+from bench.drills._fuzz_models import kind_options, put
 from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.errors import UserError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.drills import _fuzz_models
 from train.checkpoint.manager import CheckpointManager
 from train.cli.config_verbs import FitArguments
-from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.data.bitext import prepare_bitext
@@ -30,11 +30,14 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import Anomaly, plan_rollback
-from train.recovery.rollback_record import RollbackRecord
-from train.run import read_auto_choices, read_experiment, read_final_metrics
+from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder
-from train.tasks.vocabulary import read_labels
+from train.run_folder.run_config import (
+    read_auto_choices,
+    read_experiment,
+    read_final_metrics,
+    read_labels,
+)
 from train.telemetry.goodput import (
     ActivityTimer,
     TimeLog,
@@ -154,18 +157,18 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
     with CheckpointManager(scratch) as checkpoints:
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
     files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
-    intact = (scratch / "1" / "manifest.json").read_bytes()
+    intact = (scratch / "1" / "manifest/metadata").read_bytes()
 
     def use(folder: pathlib.Path, data: bytes) -> None:
         for name, path in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(path.read_bytes())
-        (folder / "1" / "manifest.json").write_bytes(data)
+        (folder / "1" / "manifest/metadata").write_bytes(data)
         with CheckpointManager(folder, read_only=True) as checkpoints:
             newest = checkpoints.find_newest_valid().step
         assert newest == (1 if data == intact else None) or _fewer(data, intact)
 
-    return Target("manifest.json", use, [intact])
+    return Target("manifest", use, [intact])
 
 
 def _fewer(data: bytes, intact: bytes) -> bool:
@@ -180,10 +183,7 @@ def settings() -> Target:
     names += ["--optimizer.kind", "--data.kind", "--task.kind", "--help", "--", "--model"]
 
     def use(folder: pathlib.Path, arguments: list[str]) -> None:
-        with as_usage_errors():
-            experiment, left = select_kinds(default, arguments)
-            given = FitArguments(experiment)
-            parse(FitArguments, left, verb="fit", default=given, extra_help=kinds_help(experiment))
+        parse(FitArguments, arguments, verb="fit", experiment=default)
 
     return Target("settings", use, weight=4, arguments=names)
 

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 import transformers
 
-from train.engine import make_engine
+from train.assembly import make_engine, make_task, training_options
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import EvaluationConfig
 from train.huggingface import import_model
 from train.huggingface_export import export_run
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.run import Run, load
-from train.tasks.task_registry import make_task
 from transformer import Hardware
 
 LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-4, 0.1, 1.0
@@ -136,8 +136,8 @@ def train_there(model: Any, batches: list[Any]) -> list[float]:
 
 def held_out_loss(run: Run, experiment: Any, params: Any, corpus: Any) -> float:
     """Return the loss of the first batches of the validation split."""
-    task, engine = make_task(experiment), make_engine(experiment, Hardware())
-    metrics = task.evaluate(engine, params, corpus, "validation", full_split=False)
+    engine = make_engine(experiment, Hardware())
+    metrics = evaluate_split(experiment, engine, params, corpus, "validation", whole=False)
     return metrics["loss"]
 
 
@@ -148,10 +148,10 @@ def tuning_batches(run: Run, experiment: Any, text: str) -> list[Any]:
         experiment = dataclasses.replace(experiment, data=data)
     task: Any = make_task(experiment)
     corpus = task.prepare_corpus(run.tokenizer)
-    steps = experiment.steps
+    steps, options = experiment.steps, training_options(experiment)
     if text:
-        steps = task.training_windows(corpus).windows_per_epoch // BATCH_SIZE
-    source = task.training_batches(corpus)
+        steps = task.training_windows(corpus, options).windows_per_epoch // BATCH_SIZE
+    source = task.training_batches(corpus, options)
     return [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
 
 

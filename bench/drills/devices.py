@@ -3,7 +3,7 @@
     python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
 
 XLA's CPU collectives block threads of a pool that all devices share, so programs that starve
-each other show here first (`train/engine.py`). A small model trains a few steps on
+each other show here first (`train/engines/engine.py`). A small model trains a few steps on
 eight devices, over several meshes and by `pmap`, with evaluations, samples, checkpoints and an
 exponential moving average of the weights. At the end it evaluates the whole held-out split: 293
 batches. A second process keeps one core busy. Every run of every kind must end without an

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from train.data.token_file import HostBatch
-from train.jit_engine import JitEngine
+from train.engines.jit_engine import JitEngine
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep

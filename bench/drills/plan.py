@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linprog
 
-from train.cli.parsing import parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.errors import UserError
@@ -64,9 +65,10 @@ def cases(options: Options) -> Iterator[str]:
 def parse_case(case: str) -> tuple[Experiment, Target]:
     """Return the experiment and the target of a line."""
     config, name, *settings = case.split()
-    default, left = select_kinds(find_experiment(config), settings)
+    base = find_experiment(config)
+    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
     target = parse_target(name)
-    experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
+    experiment, _ = resolve_sizes(given.experiment)
     return resolve_precision(experiment, target.hardware), target
 
 

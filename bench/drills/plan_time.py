@@ -17,7 +17,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.cli.parsing import parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.compile import compile_step, time_step
@@ -89,8 +90,9 @@ def main(options: Options) -> None:
 def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
     """Return the experiment of a case, and the assumptions about its sizes."""
     config, *settings = case.split()
-    default, left = select_kinds(find_experiment(config), settings)
-    return resolve_sizes(parse(Experiment, left, verb="plan", default=default))
+    base = find_experiment(config)
+    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
+    return resolve_sizes(given.experiment)
 
 
 def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:

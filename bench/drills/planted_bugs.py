@@ -163,13 +163,13 @@ BUGS = (
     Bug(
         "a checkpoint's digests not compared",
         "train/checkpoint/manifest.py",
-        "if digests[name] != file]",
-        "if digests[name].bytes != file.bytes]",
+        "if digests[name] != digest]",
+        "if not digests[name]]",
         "train/checkpoint",
     ),
     Bug(
         "microbatches summed, not averaged",
-        "train/grad_accumulation.py",
+        "train/step.py",
         "return jax.tree.map(lambda g: g / count, grads), losses",
         "return grads, losses",
         "train/test_step.py",
@@ -184,7 +184,7 @@ BUGS = (
     Bug(
         "weight decay of biases and gains too",
         "train/optim/optimizer.py",
-        "optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))",
+        "optax.add_decayed_weights(weight_decay, mask=is_matrix)",
         "optax.add_decayed_weights(weight_decay)",
         "train/optim",
     ),
@@ -197,7 +197,7 @@ BUGS = (
     ),
     Bug(
         "a rollback that trains on the same batches again",
-        "train/recovery/rollback_record.py",
+        "train/rollback.py",
         "jax.device_put(np.int32(last.cursor)",
         "jax.device_put(np.int32(state.cursor)",
         "train/recovery",
@@ -212,25 +212,25 @@ BUGS = (
     # What was trained, read or written is lost.
     Bug(
         "a checkpoint counted before it is complete",
-        "train/checkpoint/discovery.py",
-        'if f"{step}{UNFINISHED_ENDING}" not in names',
-        'if f"{step}{UNFINISHED_ENDING}" is not None',
+        "train/checkpoint/manager.py",
+        "if step != self._saving_step",
+        "if step",
         "train/checkpoint",
     ),
     Bug(
         "older checkpoints deleted before the new one is committed",
-        "train/checkpoint/writer.py",
-        "        self._orbax.wait_until_finished()\n        # Here and",
-        "        for old in steps_to_delete:\n"
-        "            retention.delete_checkpoint(self.directory, old)\n"
-        "        self._orbax.wait_until_finished()\n        # Here and",
+        "train/checkpoint/manager.py",
+        "            self._orbax.save(step, args=args.Composite(**items), force=True)\n",
+        "            for old in set(self.steps()) - self._retention.steps_to_keep([step]):\n"
+        "                self._orbax.delete(old)\n"
+        "            self._orbax.save(step, args=args.Composite(**items), force=True)\n",
         "train/checkpoint",
     ),
     Bug(
         "the best checkpoint deleted as one of the old",
         "train/checkpoint/retention.py",
-        "if step == self.best_step}",
-        "if step == self.save_every}",
+        "[*self.pinned_steps, self.best_step]",
+        "[*self.pinned_steps]",
         "train/checkpoint",
     ),
     Bug(
@@ -293,28 +293,28 @@ BUGS = (
     # Checks behind which stands a result that is wrong, and looks right.
     Bug(
         "arrays that Orbax left out of its index not missed",
-        "train/checkpoint/commit.py",
-        "if not read.result().value:",
-        "if read.result() is None:",
+        "train/checkpoint/manifest.py",
+        "if keys[name] <= math.prod(",
+        "if not math.prod(",
         "train/checkpoint",
     ),
     Bug(
         "a run resumed with other settings",
         "train/resume.py",
-        "if forbidden := forbidden_changes(changes):",
-        "if forbidden := forbidden_changes({}):",
+        "if forbidden := forbidden_changes(changes, requested):",
+        "if forbidden := forbidden_changes({}, requested):",
         "train/test_resume.py",
     ),
     Bug(
         "a checkpoint restored under an edited config.json",
-        "train/checkpoint/provenance.py",
+        "train/run_folder/provenance.py",
         "if requested[name] != trained[name]:",
         "if type(requested[name]) is not type(trained[name]):",
-        "train/checkpoint train/test_resume.py",
+        "train/run_folder train/test_resume.py",
     ),
     Bug(
         "an adapter applied to other base weights",
-        "train/lora/base_weights.py",
+        "train/run_folder/base_weights.py",
         "if metadata.get(BASE_KEY) != base_digest(folder):",
         "if metadata.get(BASE_KEY) is None:",
         "train/lora",

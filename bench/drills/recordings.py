@@ -38,11 +38,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 import train
 from tests.train.tasks.support import TINY
 from train.config.experiment_files import list_experiments
-from train.experiment import EmaConfig
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig, Shape
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
+from train.state import EmaConfig
 from transformer import (
     MIXERS,
     AdditiveScore,

@@ -124,12 +124,10 @@ class Server:
         data = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
         return f"{head}\r\n{length}\r\n\r\n".encode() + data
 
-    def ask(self, data: bytes, *, half_close: bool = False) -> str:
+    def ask(self, data: bytes) -> str:
         """Return the status of the answer to a request."""
         with self.connect() as connection:
             connection.sendall(data)
-            if half_close:
-                connection.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         return answer.split(b" ", 2)[1].decode()
 
@@ -213,11 +211,6 @@ def departures(server: Server) -> Iterator[str]:
         time.sleep(0.2)
         seconds = seconds_of(short)
         yield f"{name:24} {whole:15.2f} {seconds:14.2f}" + ("" if seconds < 2 else "  FAILED")
-    yield ""
-    yield "clients that close their sending side"
-    for name, fields in (("n 1", {}), ("n 2", {"n": 2}), ("stream", {"stream": True})):
-        status = server.ask(request(max_tokens=64, seed=1, **fields), half_close=True)
-        yield f"{name:24} {status}" + ("" if status == "200" else "  FAILED")
 
 
 def clients(server: Server) -> Iterator[str]:

@@ -32,7 +32,7 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

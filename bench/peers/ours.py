@@ -12,8 +12,8 @@ import numpy as np
 
 from bench.peers.jax_memory import peak_bytes
 from bench.protocol import Work, serve
+from train.assembly import make_engine
 from train.data.data_config import TextDataConfig
-from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -41,17 +41,16 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.data_config import ArrayDataConfig
-from train.engine import make_engine
+from train.engines.jit_engine import JitEngine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware
 from train.scaling.design import count_without_embeddings
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.sweep_folder import RunResult
-from train.tasks.task_registry import make_task
 from transformer import (
     AttentionConfig,
     BigBirdConfig,
@@ -196,9 +195,10 @@ def measure_costs(experiments: Mapping[str, Experiment], rounds: int) -> dict[st
     for name, each in experiments.items():
         task = make_task(each)
         corpus = task.prepare_corpus()
-        engine = make_engine(task.resolve_experiment(corpus), local_hardware())
+        task = task.resolve(corpus)
+        engine = make_engine(with_task(each, task), local_hardware())
         assert isinstance(engine, JitEngine)
-        batches = make_task(engine.experiment).training_batches(corpus)
+        batches = task.training_batches(corpus, training_options(each))
         batch, state = engine.put_batch(batches.host_batch(0, 0, 1)), engine.init()
         step = engine.lower_step(state, batch).compile()
         programs[name] = [step, state, batch, engine.frozen]

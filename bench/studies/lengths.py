@@ -27,9 +27,9 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
+from train.assembly import make_task
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.sweep.grid import SweepRun, run_name
-from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
 
 EVALUATED = 1 << 15
@@ -49,7 +49,7 @@ def experiment(kind: str, steps: int, seed: int) -> Experiment:
 def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, Any]:
     """Return the held-out loss of a run at each length, and by position of the longest windows."""
     loaded = train.load(str(folder))
-    corpus = LanguageModelTask(loaded.experiment).prepare_corpus(loaded.tokenizer)
+    corpus: Any = make_task(loaded.experiment).prepare_corpus(loaded.tokenizer)
     assert isinstance(loaded.model, LanguageModel)
     trained = Trained(loaded.model, loaded.params, corpus, segments=False)
     found = [losses_by_position(trained, LENGTH * each, tokens=EVALUATED) for each in FACTORS]

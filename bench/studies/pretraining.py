@@ -31,14 +31,13 @@ from bench.studies.finished_runs import digest
 from bench.studies.record import RESULTS, markdown_table, run_study, write_record
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
-from train.evaluation.evaluator import evaluate_run
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.run_folder.writing import write_atomically
 from train.runtime.signals import PreemptedError
+from train.runtime.writing import write_atomically
 from train.sweep.sweep_folder import RunResult
-from train.tasks.task_configs import Classification
+from train.tasks.classification import Classification
 
 TASKS = ("trec", "sst2")
 STARTS = ("pretrained", "nothing")
@@ -168,7 +167,7 @@ def train_setting(
         init_from=str(pretrained.folder.path) if start == "pretrained" else "",
         quiet=True,
     )
-    return {split: evaluate_run(run, split)["accuracy"] for split in ("validation", "test")}
+    return {split: run.evaluate(split)["accuracy"] for split in ("validation", "test")}
 
 
 class Row(NamedTuple):

@@ -22,8 +22,7 @@ from train.data.data_config import ArrayDataConfig
 from train.errors import UsageError
 from train.step import Batch, LossFn
 from train.tasks.array_task import ArrayTask
-from train.tasks.task import Metric
-from train.tasks.task_configs import TaskConfig
+from train.tasks.task import Metric, TaskConfig
 from transformer import Hardware, LanguageModel
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
 from transformer.model_context import ActivationConstraint
@@ -54,14 +53,6 @@ class AssociativeRecall(TaskConfig):
         if not 1 <= self.pairs <= self.keys:
             raise ValueError(f"task.pairs {self.pairs}: give 1 to task.keys, {self.keys}")
 
-    def check(self, experiment: train.Experiment) -> None:
-        length = experiment.sequence_length
-        if length <= 2 * self.pairs:
-            raise UsageError(
-                f"data.length {length}: {self.pairs} pairs take {2 * self.pairs} tokens and leave "
-                "none for questions; give a greater length, or fewer task.pairs"
-            )
-
 
 def recall_examples(
     task: AssociativeRecall, length: int, count: int, seed: int
@@ -86,15 +77,21 @@ def recall_examples(
 class AssociativeRecallTask(ArrayTask):
     """Recall of values, by a language model. Evaluations report loss and accuracy of values."""
 
+    config: AssociativeRecall
+
     def read_arrays(self, split: str) -> Arrays | None:
-        task = self.experiment.task
-        assert isinstance(task, AssociativeRecall)
-        count = task.train_examples if split == "train" else task.test_examples
+        config, length = self.config, self.data.length
+        if length <= 2 * config.pairs:
+            raise UsageError(
+                f"data.length {length}: {config.pairs} pairs take {2 * config.pairs} tokens and "
+                "leave none for questions; give a greater length, or fewer task.pairs"
+            )
+        count = config.train_examples if split == "train" else config.test_examples
         seed = ("train", "validation", "test").index(split)
-        return recall_examples(task, self.experiment.sequence_length, count, seed)
+        return recall_examples(config, length, count, seed)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
-        return LanguageModel(self.experiment.model, hardware, constrain)
+        return LanguageModel(self.model_config, hardware, constrain)
 
     def make_loss_fn(self, model: Any) -> LossFn:
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:

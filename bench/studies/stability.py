@@ -31,12 +31,12 @@ from bench.studies.record import (
     write_record,
 )
 from configs.versus import EXPERIMENTS
+from train.assembly import make_task
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.run import Run
 from train.scaling.design import SizeRules, model_of_width
 from train.sweep.grid import SweepRun, run_name
-from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
 
 RECIPES = {"post": "transformer", "pre": "transformer_pre_norm"}
@@ -65,7 +65,7 @@ def gradient_norms(run: Run, params: Any) -> np.ndarray:  # [L]
     """Return the norm of the gradient in each layer, on one batch of held-out text."""
     model = run.model
     assert isinstance(model, LanguageModel)
-    corpus = LanguageModelTask(run.experiment).prepare_corpus(run.tokenizer)
+    corpus: Any = make_task(run.experiment).prepare_corpus(run.tokenizer)
     rows = next(held_out(corpus.split("validation"), LENGTH, segments=False))
 
     def loss(params: Any) -> jax.Array:

@@ -32,11 +32,12 @@ from bench.studies.record import (
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
+from train.assembly import make_task
 from train.data.example_configs import BitextDataConfig
-from train.evaluation.metrics import sacre_bleu
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.sweep.grid import SweepRun, run_name
+from train.tasks.metrics import sacre_bleu
 from train.tasks.translation import TranslationTask
 
 SYSTEMS = {
@@ -97,7 +98,8 @@ def measure(run: SweepRun, folder: Path) -> dict[str, Any]:
     """Translate the test sentences; return BLEU of all and of each group, and the seconds."""
     loaded = train.load(str(folder))
     assert loaded.tokenizer is not None
-    task = TranslationTask(loaded.experiment)
+    task = make_task(loaded.experiment)
+    assert isinstance(task, TranslationTask)
     test = task.prepare_corpus(loaded.tokenizer).split("test")
     sources = [test.source[number] for number in range(len(test.pairs))]
     start = time.perf_counter()

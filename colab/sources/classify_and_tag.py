@@ -63,7 +63,7 @@ from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig, TokenLabelDataConfig
 from train.experiment import EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Classification, Tagging
+from train.tasks.classification import Classification, Tagging
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 
 mixer = AttentionConfig(num_heads=4, position=RoPE())

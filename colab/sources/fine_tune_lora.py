@@ -118,7 +118,7 @@ print(f"loss on the new text, before: {before:.3f} nats a token; on the old: {ol
 # Beside each chosen matrix W two thin ones are trained, A of `RANK` columns and B of `RANK` rows: W + (alpha / rank) A B. W is frozen. B starts at zero, so the first step computes what the imported model computes. Gradients, optimizer state and checkpoints are those of A and B alone.
 
 # %% lora
-from train.lora.lora_config import LoRAConfig
+from train.engines.lora import LoRAConfig
 
 imported_data = imported.experiment.data
 experiment = dataclasses.replace(

@@ -120,7 +120,7 @@ from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.experiment import EvaluationConfig, SampleConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -2,11 +2,14 @@
 
 import dataclasses
 import importlib
-from typing import get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
+
+import tyro
 
 from docs.site.field_docs import field_docs
 from docs.site.settings_page import describe_field, one_line
 from train.cli.main import VERBS
+from train.experiment import Experiment
 
 _INTRODUCTION = """# Commands
 
@@ -16,7 +19,8 @@ folder of a run. Verbs that take `CONFIG` also take every [setting](settings.md)
 
 | flag of every verb | effect |
 | --- | --- |
-| `--help` | list the options of the verb; with a `CONFIG`, its settings and their values |
+| `--help` | list the options of the verb, and the settings of a `CONFIG` that many change |
+| `--help-all`, `--help PART` | list all settings of a `CONFIG`, or those of a part |
 | `--json` | print one JSON object on standard output |
 | `--debug` | print the traceback of an error |
 | `--import MODULE` | import code of your own first (verbs that read experiments) |
@@ -36,16 +40,22 @@ def commands_page() -> str:
         options = getattr(module, f"{name.title()}Arguments", None)
         if options is None:
             continue
-        docs, hints = field_docs(options), get_type_hints(options)
+        docs, hints = field_docs(options), get_type_hints(options, include_extras=True)
         rows = []
         for field in dataclasses.fields(options):
-            kind, default = describe_field(field, hints[field.name])
-            flag = f"--{field.name.replace('_', '-')}"
-            # The experiment itself, and other nested configs, are on the page of settings.
-            if not dataclasses.is_dataclass(hints[field.name]):
-                rows.append(
-                    f"| `{flag}` | {kind} | {default} | {one_line(docs.get(field.name, ''))} |"
-                )
+            hint = hints[field.name]
+            is_annotated = get_origin(hint) is Annotated
+            metadata = get_args(hint)[1:] if is_annotated else ()
+            hint = get_args(hint)[0] if is_annotated else hint
+            # The settings of an experiment have a page; arguments without a flag are in the usage.
+            if hint is Experiment or tyro.conf.Positional in metadata or field.name == "json":
+                continue
+            kind, default = describe_field(field, hint)
+            renamed = [each.name for each in metadata if getattr(each, "name", None)]
+            flag = "".join(renamed) or field.name.replace("_", "-")
+            rows.append(
+                f"| `--{flag}` | {kind} | {default} | {one_line(docs.get(field.name, ''))} |"
+            )
         if rows:
             parts.append("| option | type | default | effect |\n| --- | --- | --- | --- |")
             parts.append("\n".join(rows) + "\n")

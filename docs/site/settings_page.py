@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docs.site.field_docs import field_docs
-from train.config.io import all_classes_by_kind, kind_name
+from train.config.io import classes_by_kind, kind_name
 from train.experiment import Experiment
 
 _INTRODUCTION = """# Settings
@@ -75,7 +75,7 @@ def _classes(hint: Any) -> list[type]:
     """Return the config classes that a field of this type may hold."""
     if get_origin(hint) is tuple:
         return [each for item in get_args(hint) for each in _classes(item)]
-    if kinds := all_classes_by_kind(hint):
+    if kinds := classes_by_kind(hint):
         return list(dict.fromkeys(kinds.values()))
     members = get_args(hint) if _is_union(hint) else (hint,)
     return [each for each in members if _has_settings(each)]

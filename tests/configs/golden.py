@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from train.config.experiment_files import find_experiment, list_experiments
-from train.config.io import classes_by_kind, experiment_to_text, kind_name
+from train.config.io import classes_by_kind, experiment_to_text, has_kind_field, kind_name
 from train.experiment import Experiment
 from transformer.precision import Precision
 
@@ -49,7 +49,9 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != default_of(field)
         ]
-        if classes_by_kind(hint):  # one of several classes, whose settings are not comparable
+        if classes_by_kind(hint) and not has_kind_field(
+            type(value)
+        ):  # one of several classes, whose settings are not comparable
             yield f"{prefix}kind", scalar(kind_name(type(value)))
         elif not changed:
             yield name, "{}"

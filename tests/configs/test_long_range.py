@@ -15,12 +15,12 @@ import train
 from configs import byte_text, listops
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import losses
+from train.assembly import make_task, training_options
 from train.config.experiment_files import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from train.run import sample
-from train.tasks.task_registry import make_task
 from transformer import MIXERS, Hardware
 from transformer.model_context import unconstrained
 from transformer.parameter_counts import count_parameters
@@ -88,10 +88,10 @@ def test_variant_learns_from_padded_batches(name: str) -> None:
     """Rows end in padding, and the last rows of a batch are empty."""
     experiment = shrunk(listops.EXPERIMENTS[name], batch_size=24)
     corpus = make_task(experiment).prepare_corpus()
-    task = make_task(make_task(experiment).resolve_experiment(corpus))
+    task = make_task(experiment).resolve(corpus)
     model, batch = (
         task.make_model(Hardware(), unconstrained),
-        task.training_batches(corpus).host_batch(0, 0, 1),
+        task.training_batches(corpus, training_options(experiment)).host_batch(0, 0, 1),
     )
     assert batch["weights"].tolist() == [1] * 20 + [0] * 4
     loss, rows = task.make_loss_fn(model), jax.tree.map(jnp.asarray, batch)

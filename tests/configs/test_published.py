@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from train.assembly import make_task
 from train.config.experiment_files import find_experiment
-from train.tasks.task_registry import make_task
 from transformer import AttentionConfig, Hardware, LanguageModel
 from transformer.model_context import unconstrained
 from transformer.parameter_counts import count_parameters

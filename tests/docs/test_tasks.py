@@ -12,7 +12,7 @@ from tests.train.support import assert_same_bits, command, lines_of, losses
 from tests.train.support import light_compiler as light_compiler
 from train.config import plugins
 from train.run import load
-from train.tasks.task_registry import TASKS
+from train.tasks.registry import TASKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 

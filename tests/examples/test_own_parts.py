@@ -15,7 +15,7 @@ from train.config import plugins
 from train.config.experiment_files import find_experiment
 from train.config.plugins import import_modules
 from train.run import sample
-from train.tasks.task_registry import TASKS
+from train.tasks.registry import TASKS
 from transformer.attention.mixer import MIXERS
 from transformer.testing import check_mixer
 

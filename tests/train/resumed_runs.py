@@ -12,12 +12,12 @@ import pytest
 import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
 from train.experiment import CheckpointConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.run import read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState

@@ -12,14 +12,14 @@ import chex
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from train.assembly import make_engine_on, make_task, training_options, with_task
 from train.cli.main import main
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.engine import Engine
+from train.engines.engine import Engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.jit_engine import JitEngine
 from train.optim.schedules import ScheduleConfig
-from train.pmap_engine import PmapEngine
 from train.recovery.recovery_config import RecoveryConfig
 from train.state import LossScale, TrainState
 from transformer import (
@@ -60,20 +60,17 @@ def shared_programs() -> Iterator[None]:
     """
 
     def build_once(build: Callable[..., Engine]) -> Callable[..., Engine]:
-        def build_or_copy(experiment: Experiment, *devices: Any) -> Engine:
-            key = build, what_is_compiled(experiment), *devices
+        def build_or_copy(mesh: Mesh, experiment: Experiment, *arguments: Any) -> Engine:
+            key = mesh, what_is_compiled(experiment), *arguments
             if key not in _ENGINES:
-                _ENGINES[key] = build(experiment, *devices)
+                _ENGINES[key] = build(mesh, experiment, *arguments)
             # Copied, because base weights (LoRA) are set in the engine of a run.
-            engine: Any = copy.copy(_ENGINES[key])
-            engine.experiment = experiment
-            return engine
+            return copy.copy(_ENGINES[key])
 
         return build_or_copy
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.jit_engine.JitEngine", build_once(JitEngine))
-        patch.setattr("train.pmap_engine.PmapEngine", build_once(PmapEngine))
+        patch.setattr("train.assembly.make_engine_on", build_once(make_engine_on))
         yield
 
 
@@ -94,6 +91,19 @@ def what_is_compiled(experiment: Experiment) -> Experiment:
         evaluation=EvaluationConfig(),
         sample=SampleConfig(),
     )
+
+
+def resolved(experiment: Experiment) -> Experiment:
+    """Return the experiment with the sizes of its data."""
+    task = make_task(experiment)
+    return with_task(experiment, task.resolve(task.prepare_corpus()))
+
+
+def first_batch(experiment: Experiment) -> Any:
+    """Return the first training batch of an experiment."""
+    task = make_task(experiment)
+    batches = task.training_batches(task.prepare_corpus(), training_options(experiment))
+    return batches.host_batch(0, 0, 1)
 
 
 def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:

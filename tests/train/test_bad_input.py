@@ -21,8 +21,8 @@ from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
+from train.engines.jit_engine import JitEngine
 from train.errors import UserError
-from train.jit_engine import JitEngine
 from train.telemetry.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]
@@ -241,7 +241,7 @@ def test_requeued_run_that_lost_its_checkpoints(
 ) -> None:
     """A scheduler repeats the command: it fails until somebody decides, with or without a log."""
     for step in (2, 4, 6):
-        (copy / "checkpoints" / str(step) / "manifest.json").unlink()
+        (copy / "checkpoints" / str(step) / "manifest/metadata").unlink()
     (copy / "logbook.jsonl").unlink()
     before = contents(copy)
     for _ in range(2):

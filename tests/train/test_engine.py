@@ -12,17 +12,18 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import Engine, make_engine
+from train.config.resolve import backend_field, resolve_auto
+from train.engines.engine import Engine
+from train.engines.pmap_engine import PmapEngine
 from train.errors import UsageError
-from train.experiment import Experiment, LossScaleConfig
-from train.jit_engine import JitEngine
+from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_batch_divides
-from train.parallel.mesh import MeshConfig, make_mesh
-from train.pmap_engine import PmapEngine
-from train.recovery.rollback_record import Rollback, RollbackHistory
-from train.state import LossScale, TrainState
+from train.parallel.mesh import MeshConfig
+from train.rollback import Rollback, RollbackHistory
+from train.state import LossScale, LossScaleConfig, TrainState
 from transformer import Hardware, Precision
 from transformer.attention.backends.choose import choose_backend
 
@@ -65,7 +66,7 @@ def trained(engine: Engine, state: TrainState) -> Curve:
 
 
 def on_one_device(experiment: Experiment) -> Engine:
-    return JitEngine(experiment, make_mesh(MeshConfig(), jax.devices()[:1]), Hardware())
+    return make_engine(experiment, Hardware())
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +210,7 @@ def test_step_makes_only_recorded_choices(folder: Path, count: int) -> None:
     experiment = make_experiment(folder, num_layers=1)
     engine = make_engine(experiment, Hardware(count=count))
     choose_backend.cache_clear()
-    assert "reference" in engine.auto_choices()["model.layer_pattern.0.mixer.backend"]
+    assert "reference" in resolve_auto(experiment, engine.model.hardware)[backend_field(0)]
     recorded = choose_backend.cache_info()
     jax.eval_shape(engine.train_step, engine.abstract_state(), random_rows(8, VOCAB))
     asked = choose_backend.cache_info()
@@ -260,6 +261,12 @@ def test_float16_trains_with_loss_scale(folder: Path) -> None:
     assert 1 < float(state.loss_scale.scale) < 2.0**24
 
 
+def check_rows(experiment: Experiment) -> None:
+    field, rows = experiment.row_multiple
+    mesh = make_engine(experiment, Hardware(count=8)).mesh
+    check_batch_divides(mesh, field, rows, experiment.grad_accum_steps)
+
+
 def test_indivisible_batches_and_meshes_are_errors(folder: Path) -> None:
     changes: dict[str, Any]
     for changes, message in (
@@ -269,7 +276,7 @@ def test_indivisible_batches_and_meshes_are_errors(folder: Path) -> None:
     ):
         experiment = make_experiment(folder, **changes)
         with pytest.raises(UsageError, match=message):
-            check_batch_divides(make_engine(experiment, Hardware(count=8)).mesh, experiment)
+            check_rows(experiment)
     with pytest.raises(UsageError, match="compile pmap: replicates the whole model"):
         make_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 

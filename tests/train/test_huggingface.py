@@ -14,14 +14,14 @@ from tokenizers import models, pre_tokenizers, processors
 import train
 from tests.train.support import NO_DETECTOR, command, lines_of
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_task
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.errors import UserError
 from train.huggingface import import_model
 from train.huggingface_export import export_run
 from train.run import load, sample
-from train.tasks.task_configs import Classification
-from train.tasks.task_registry import make_task
+from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
 from transformer import LanguageModel
 from transformer.interop.pretrained import read_model
@@ -98,7 +98,7 @@ def test_failed_import_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
     assert not run.exists()
 
 
-def test_import_that_fails_late_leaves_an_empty_folder(
+def test_import_that_fails_late_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -111,8 +111,7 @@ def test_import_that_fails_late_leaves_an_empty_folder(
         for name in ("empty", "new"):
             with pytest.raises(UserError, match="no room"):
                 import_model(str(source), str(tmp_path / name))
-    assert not list((tmp_path / "empty").iterdir())
-    assert not (tmp_path / "new").exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
     with pytest.raises(UserError, match="is not empty; give a new folder"):
         import_model(str(source), str(source))
 
@@ -184,9 +183,8 @@ def test_flags_are_checked_first(
     for arguments, words in (
         (["import", "x"], "--workdir"),
         (["export", "x"], "--output"),
-        (["export", "x", "--output", "."], "output .: is the current folder; give the name"),
         (["export", "x", "--output", "file"], "output file: exists and is not empty"),
-        (["export", "x", "--output", "a", "--max-shard-megabytes", "0"], "megabytes 0: is no size"),
+        (["export", "x", "--output", "a", "--max-shard-megabytes", "0"], "megabytes 0: give 1"),
     ):
         done = command(capsys, *arguments)
         assert done.status

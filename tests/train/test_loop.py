@@ -23,11 +23,12 @@ from train.checkpoint.manager import CheckpointManager
 from train.config.io import experiment_to_text
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.evaluator import evaluate_run, is_due
+from train.evaluation.evaluator import is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.run import read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime import stages
+from train.tasks.language_modeling import LanguageModelTask
 from train.telemetry.goodput import compute_goodput, read_time_records
 from train.telemetry.reporter import Reporter
 from transformer.attention.variants.reformer import ReformerConfig
@@ -94,6 +95,7 @@ def test_run_folder_contents(finished: Finished) -> None:
         "logbook.jsonl",
         "loss.png",
         "metrics.jsonl",
+        "owner.lock",
         "samples.txt",
         "tensorboard",
         "time.jsonl",
@@ -216,7 +218,7 @@ def test_failing_sample_does_not_end_training(
     def fail(*_: Any, **__: Any) -> list[str]:
         raise RuntimeError("no room\nfor a sample")
 
-    monkeypatch.setattr("train.evaluation.evaluator.sample", fail)
+    monkeypatch.setattr(LanguageModelTask, "sample", fail)
     sampling = SampleConfig(every=1, max_new_tokens=2)
     experiment = one_plain_layer(tmp_path, steps=2, sample=sampling)
     with contextlib.redirect_stderr(io.StringIO()) as shown:
@@ -277,7 +279,7 @@ def test_load_equals_returned_run(finished: Finished) -> None:
     assert run.tokenizer.digest == finished.run.tokenizer.digest
     assert run.model.config == finished.run.model.config
     assert_same_bits(run.params, finished.run.params)
-    assert evaluate_run(run, "validation") == pytest.approx(finished.run.final_metrics, rel=1e-6)
+    assert run.evaluate("validation") == pytest.approx(finished.run.final_metrics, rel=1e-6)
 
 
 def test_load_older_step(finished: Finished) -> None:
@@ -309,7 +311,7 @@ def test_finished_run_is_evaluated_anew_with_other_settings(
         dataclasses.replace(finished.experiment, evaluation=evaluation), str(workdir), quiet=True
     )
     assert run.final_metrics != finished.run.final_metrics
-    assert run.final_metrics["loss"] == evaluate_run(run, "validation")["loss"]
+    assert run.final_metrics["loss"] == run.evaluate("validation")["loss"]
     loaded = train.load(str(workdir))
     assert loaded.experiment.evaluation == evaluation
     assert_same_bits(loaded.params, run.params)

@@ -19,10 +19,9 @@ from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.plan import load_prices
-from train.recovery.rollback_record import RollbackRecord
-from train.run import read_experiment
+from train.rollback import RollbackRecord
 from train.run_folder.folder import RunFolder
-from train.tasks.vocabulary import read_labels
+from train.run_folder.run_config import read_experiment, read_labels
 from train.telemetry import event_log
 from train.telemetry.goodput import ActivityTimer, compute_goodput
 from train.telemetry.goodput import read_time_records as read_times

@@ -12,16 +12,16 @@ import pytest
 
 from bench.drills._fuzz_models import put
 from tests.train.support import command, tiny, write_config
+from train.assembly import make_engine
 from train.cli.config_verbs import PlanArguments
 from train.cli.generation_verbs import SampleArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.data.example_configs import BitextDataConfig
-from train.engine import make_engine
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.estimate import remedies
-from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
 from transformer import (
@@ -78,14 +78,12 @@ def test_numbers_out_of_range_are_refused(config: Any, settings: dict[str, Any])
 
 
 def test_verb_options_are_checked() -> None:
-    plan = PlanArguments(experiment=find_experiment("quickstart"))
-    for kind, default, flag, value in (
-        (SampleArguments, None, "--seed", str(2**63)),
-        (PlanArguments, plan, "--show", str(2**31)),
-        (PlanArguments, plan, "--tokens", "nan"),
-    ):
+    base = find_experiment("quickstart")
+    with pytest.raises(UsageError, match=r"^seed 9223372036854775808: is too large; give"):
+        parse(SampleArguments, ["W", "--seed", str(2**63)], verb="sample")
+    for flags in (["--show", str(2**31)], ["--tokens", "nan"]):
         with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
-            parse(kind, [flag, value], verb="verb", default=default)
+            parse(PlanArguments, flags, verb="plan", experiment=base)
 
 
 def test_tokens_of_a_batch_fit_32_bits() -> None:

@@ -36,20 +36,20 @@ from tests.train.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine, make_task, training_options, with_task
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
+from train.checkpoint.manifest import ManifestHandler
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.resume import PreviousRun, pin_previous_choices, read_previous_run
-from train.run import read_experiment
 from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
-from train.tasks.task_registry import make_task
 from train.telemetry.event_log import EventLog
 from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig
@@ -278,11 +278,10 @@ def test_changed_text_raises(uninterrupted: Uninterrupted, stopped: Path, tmp_pa
 
 def one_step(experiment: Experiment, state: TrainState) -> TrainState:
     """Return the state after one step."""
-    task = make_task(experiment)
+    task, options = make_task(experiment), training_options(experiment)
     corpus = task.prepare_corpus()
-    experiment = task.resolve_experiment(corpus)
-    engine = make_engine(experiment, local_hardware())
-    rows = make_task(experiment).training_batches(corpus).host_batch(int(state.cursor), 0, 1)
+    engine = make_engine(with_task(experiment, task.resolve(corpus)), local_hardware())
+    rows = task.training_batches(corpus, options).host_batch(int(state.cursor), 0, 1)
     return engine.step(state, engine.put_batch(rows))[0]
 
 
@@ -326,7 +325,7 @@ def test_damaged_checkpoint_is_skipped(uninterrupted: Uninterrupted, copy: Path)
         x["reason"] for x in lines_of(copy / "logbook.jsonl") if x["event"].endswith("skipped")
     ]
     assert reason.endswith("differs from what was saved")
-    assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
+    assert (copy / "checkpoints" / "damaged-5" / "manifest/metadata").exists()
 
 
 def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +350,7 @@ def rename_checkpoints(folder: Path) -> None:
 
 def truncate_manifests(folder: Path) -> None:
     for step in (4, 5):
-        (folder / str(step) / "manifest.json").write_text("{")
+        (folder / str(step) / "manifest/metadata").write_text("{")
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
@@ -409,11 +408,11 @@ def test_run_killed_in_its_first_save_starts_again(
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.checkpoint.writer.commit_checkpoint", die)
+        patch.setattr(ManifestHandler, "finalize", die)
         with pytest.raises(CrashError):
             fit(make_experiment(uninterrupted.folder), tmp_path)
     left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert left == {"4", "4.unfinished"}
+    assert left == {"4.orbax-checkpoint-tmp"}
     fit(make_experiment(uninterrupted.folder), tmp_path)
     assert losses(tmp_path) == uninterrupted.losses
     events = [line["event"] for line in lines_of(tmp_path / "logbook.jsonl")]

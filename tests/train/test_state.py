@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from train.errors import UsageError
-from train.experiment import LossScaleConfig
-from train.state import LossScale
+from train.state import LossScale, LossScaleConfig
 
 CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 

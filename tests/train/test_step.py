@@ -9,13 +9,13 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
-from train.experiment import LossScaleConfig
 from train.optim.elementwise import AdamW
+from train.optim.optimizer import apply_if_accepted
 from train.optim.optimizer_registry import make_step_optimizer
 from train.recovery.detector import AnomalyDetector
 from train.recovery.recovery_config import RecoveryConfig
-from train.state import LossScale, TrainState
-from train.step import Batch, TrainStep, apply_if_accepted, example_rngs, weighted_mean
+from train.state import LossScale, LossScaleConfig, TrainState
+from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.layers.basic import dropout
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss

@@ -25,16 +25,17 @@ from tests.train.support import (
     shared_programs,  # noqa: F401
     tiny,
 )
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
-from train.engine import make_engine
 from train.errors import UserError
-from train.experiment import CheckpointConfig, EmaConfig, Experiment
+from train.experiment import CheckpointConfig, Experiment
 from train.recovery.recovery_config import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import local_hardware
+from train.state import EmaConfig
 from train.telemetry.event_log import EventLog
 from train.warm_start import (
     VOCABULARY_TABLES,

@@ -15,10 +15,12 @@ from transformer.models.config import TransformerConfig
 from transformer.validation import (
     Bounds,
     Fraction,
+    Mark,
     NonNegativeFloat,
     PositiveInt,
     Settings,
     check_seed,
+    field_marks,
 )
 
 
@@ -101,6 +103,25 @@ def test_errors_inside_name_the_path() -> None:
     pattern = (BlockConfig(), BlockConfig(mixer=mixer))
     with pytest.raises(ValueError, match=r"^TransformerConfig.layer_pattern.1.mixer.soft_cap inf"):
         TransformerConfig(layer_pattern=pattern)
+
+
+def test_marks_stand_beside_bounds_and_parts_name_fields() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Part(Settings, part="outer.part"):
+        size: Annotated[PositiveInt, Mark.COMMON, Mark.RESUMABLE] = 1
+        rate: float = 0.0
+
+    @dataclasses.dataclass(frozen=True)
+    class Derived(Part):
+        depth: Annotated[int, Mark.SWITCHES_STATE] = 0
+
+    assert field_marks(Derived) == {
+        "size": {Mark.COMMON, Mark.RESUMABLE},
+        "rate": frozenset(),
+        "depth": {Mark.SWITCHES_STATE},
+    }
+    with pytest.raises(ValueError, match=r"^outer\.part\.size 0: give 1 or more"):
+        Derived(size=0)
 
 
 def test_values_of_the_right_types_pass() -> None:

@@ -1,25 +1,32 @@
-"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`.
-
-What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
-"""
+"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`."""
 
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Annotated
 
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
-from train.errors import UsageError, UserError, printable
+from train.assembly import make_task
+from train.cli.parsing import RunArguments, given_flags, parse, print_json
+from train.data.chat_template import Message
+from train.errors import UsageError, UserError, as_usage_errors, printable
+from train.run import Run, load, sample
+from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import read_experiment
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+from train.serving.answers import Generator
+from train.serving.server import Server
+from train.tasks.evaluation import perplexity
+from train.tasks.instruction import answer_conversations, answer_prompts
+from train.tasks.task import SampleOptions
+from train.tasks.text_scores import score_texts
+from transformer.generation.sampling import SamplingConfig
+from transformer.models.language_model import LanguageModel
+from transformer.validation import Bounds, PositiveInt, Seed
 
-if TYPE_CHECKING:
-    from train.data.chat_template import Message
-    from train.run import Run
-    from train.tasks.task import SampleOptions
 
-
-@dataclasses.dataclass(frozen=True)
-class SampleArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleArguments(RunArguments):
     """Run a model on prompts: continue text, translate, classify, tag tokens, or fill [MASK]."""
 
     prompt: tuple[str, ...] = ("",)
@@ -36,10 +43,8 @@ class SampleArguments:
     """Sample among the most likely tokens that together reach this probability."""
     beams: int = 0
     """Hypotheses of beam search (translation only); 0: the run's own setting."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random draws."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
     chat: bool = False
     """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
     line of standard input for each turn."""
@@ -51,36 +56,29 @@ GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams"
 
 def run_sample(arguments: list[str]) -> int:
     """Print the model's answers; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "sample")
-    given = parse(SampleArguments, arguments, verb="sample W")
-    from train.run import load, read_experiment, sample
-    from train.run_folder.folder import RunFolder
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-    from train.tasks.task import SampleOptions
-    from train.tasks.task_registry import make_task
-    from transformer.generation.sampling import SamplingConfig
-
+    given = parse(SampleArguments, arguments, verb="sample")
     # From the settings alone: an option without effect is refused before weights are loaded.
-    task = make_task(read_experiment(RunFolder.open_existing(workdir)))
-    check_supported_options(arguments, task.supported_options)
+    task = make_task(read_experiment(RunFolder.open_existing(given.workdir)))
+    check_supported_options(given_flags(arguments), task.supported_options)
     with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
+    options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
-        run = load(workdir, step=given.step)
-        if given.chat and not any(given.prompt):
-            if json_wanted:
-                raise UsageError("sample --chat --json: needs --prompt; give one or more")
-            chat(run, SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed))
-            return 0
+        run = load(given.workdir, step=given.step)
+        if given.chat:
+            check_can_chat(run)
+            if not any(given.prompt):
+                if given.json:
+                    raise UsageError("sample --chat --json: needs --prompt; give one or more")
+                chat(run, options)
+                return 0
         continues = task.continues_prompt and not given.chat
         prompts = given.prompt if continues else [""] * len(given.prompt)
-        stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
-        options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+        stream = _Stream(prompts[0]) if not given.json and len(prompts) == 1 else None
         if given.chat:
-            texts = answer_once(run, list(given.prompt), options, stream)
+            texts = answer_prompts(run, list(given.prompt), options, stream)
         else:
             texts = sample(
                 run,
@@ -91,7 +89,7 @@ def run_sample(arguments: list[str]) -> int:
                 seed=given.seed,
                 on_text=stream,
             )
-    if json_wanted:
+    if given.json:
         print_json({"text": texts})
     elif stream is not None:
         stream("\n")
@@ -101,13 +99,10 @@ def run_sample(arguments: list[str]) -> int:
     return 0
 
 
-def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
+def check_supported_options(given: Collection[str], supported: Collection[str]) -> None:
     """Raise UsageError for options that the run's task does not use."""
-    flags = {each.partition("=")[0].replace("_", "-") for each in arguments}
     ignored = [
-        flag
-        for name in GENERATION_OPTIONS
-        if name not in supported and (flag := _flag(name)) in flags
+        _flag(name) for name in GENERATION_OPTIONS if name in given and name not in supported
     ]
     if ignored:
         others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
@@ -134,8 +129,8 @@ class _Stream:
         self._prompt = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreArguments(RunArguments):
     """Print the log-likelihood of texts under a run's model, in nats."""
 
     text: tuple[str, ...]
@@ -143,27 +138,19 @@ class ScoreArguments:
     context: tuple[str, ...] | None = None
     """Text that precedes each (of a translation model, the source): one for all, or one for each.
     An empty one is the beginning of a document. Without, a text's first token is not scored."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 def run_score(arguments: list[str]) -> int:
     """Print log-likelihoods of texts; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "score")
-    options = parse(ScoreArguments, arguments, verb="score W")
-    from train.evaluation.metrics import perplexity
-    from train.evaluation.text_scores import score_texts
-    from train.run import load
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-
+    options = parse(ScoreArguments, arguments, verb="score")
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
+    run = load(options.workdir, step=options.step)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
-        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+        scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
-    if json_wanted:
+    if options.json:
         print_json({"log_likelihood": totals, "tokens": counts})
         return 0
     print("log-likelihood   tokens   perplexity   text")
@@ -172,19 +159,19 @@ def run_score(arguments: list[str]) -> int:
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ServeArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeArguments(RunArguments):
     """Answer an OpenAI-compatible HTTP API with a run's language model."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every network of the machine."""
-    port: int = 8000
+    port: Annotated[int, Bounds(0, 65535)] = 8000
     """Port to listen on; 0: a free one, which is printed."""
     model_name: str = ""
     """Name of the model in requests; default: the name of the run's experiment."""
-    max_tokens: int = 2048
+    max_tokens: PositiveInt = 2048
     """Most tokens of an answer. An answer in a chat has as many if its request names no limit."""
-    max_prompt_tokens: int = 8192
+    max_prompt_tokens: PositiveInt = 8192
     """Most tokens of a prompt."""
     api_key: str | None = None
     """Key that requests must send as a bearer token; default: that of the environment variable
@@ -192,33 +179,19 @@ class ServeArguments:
     allowed_hosts: tuple[str, ...] = ()
     """Names under which a proxy or a tunnel reaches the server, or patterns of them
     (`*.example.org`). Default: on this machine alone localhost; with another --host any name."""
-    step: int | None = None
-    """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 def run_serve(arguments: list[str]) -> int:
     """Serve a run until Ctrl-C; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "serve")
-    options = parse(ServeArguments, arguments, verb="serve W")
-    for name in ("max_tokens", "max_prompt_tokens"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"{name} {getattr(options, name)}: give 1 or more")
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"port {options.port}: give 0 to 65535")
+    options = parse(ServeArguments, arguments, verb="serve")
     key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
-    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise UsageError("api_key: is empty or has odd characters; give ASCII letters and digits")
+    if key == "":
+        raise UsageError("api_key: is empty; give a key, or leave it out for a server without one")
     if key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)
-    from train.run import load
-    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-    from train.serving.answers import Generator
-    from train.serving.server import Server
-
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        run = load(workdir, step=options.step)
+        run = load(options.workdir, step=options.step)
         generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
@@ -226,7 +199,7 @@ def run_serve(arguments: list[str]) -> int:
     with Server(address, generator, name, key or "", options.allowed_hosts) as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
-        if json_wanted:
+        if options.json:
             print_json({"url": url, "model": name, "step": step})
         else:
             print(f"{name} of step {step} is served at {url}; Ctrl-C stops it", flush=True)
@@ -241,37 +214,13 @@ def run_serve(arguments: list[str]) -> int:
     return 0
 
 
-def answer_once(
-    run: "Run",
-    prompts: list[str],
-    options: "SampleOptions",
-    on_text: Callable[[str], None] | None,
-) -> list[str]:
-    """Return the answer to each prompt.
+def chat(run: Run, options: SampleOptions) -> None:
+    """Answer lines of standard input, each with the conversation so far in view.
 
-    Raises:
-      UserError: The run has no language model.
+    An empty line begins a new conversation.
     """
-    from train.tasks.instruction import answer_prompts
-
-    check_can_chat(run)
-    return answer_prompts(run, prompts, options, on_text)
-
-
-def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None = None) -> None:
-    """Answer questions one after the other, each with the conversation so far in view.
-
-    Args:
-      run: The run.
-      options: Length and sampling.
-      questions: Lines of text; default: those of standard input, with a prompt at a terminal. An
-        empty line begins a new conversation.
-    """
-    from train.tasks.instruction import answer_conversations
-
-    check_can_chat(run)
     messages: list[Message] = []
-    for question in read_questions() if questions is None else questions:
+    for question in read_questions():
         if not question.strip():
             messages = []
             continue
@@ -283,21 +232,17 @@ def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None =
 
 def read_questions() -> Iterable[str]:
     """Yield the lines of standard input to its end."""
-    at_terminal = sys.stdin.isatty()
     while True:
-        if at_terminal:
+        if sys.stdin.isatty():
             # Not on standard output, which has the answers alone and may be a file.
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
+        if not (line := sys.stdin.readline()):
             return
         yield line
 
 
-def check_can_chat(run: "Run") -> None:
+def check_can_chat(run: Run) -> None:
     """Raise UserError for a run without a language model."""
-    from transformer.models.language_model import LanguageModel
-
     if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
         kind = type(run.experiment.task).__name__
         raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")

@@ -1,21 +1,33 @@
 """Verbs that convert what runs have: `import`, `export`, `merge` and `reference`.
 
 `import` and `export` are for Hugging Face, `merge` for LoRA, and `reference` for DPO.
-What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Annotated
 
-from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
-from train.errors import UsageError
+import tyro
+
+from train.cli.parsing import (
+    JsonArguments,
+    Workdir,
+    parse,
+    print_json,
+)
+from train.dpo_reference import add_reference
+from train.huggingface import import_model
+from train.huggingface_export import Weights, export_run
+from train.lora.merge_and_export import merge_run
+from transformer.validation import Bounds, PositiveInt
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportArguments(JsonArguments):
     """Make a run folder of a Hugging Face model, for `sample`, `evaluate` and `fit --init-from`."""
 
-    workdir: str = ""
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """A local folder, or a name on the Hugging Face hub."""
+    workdir: str
     """Folder of the run to make."""
     data: str = ""
     """Data to evaluate on (`data.path` of the run's settings)."""
@@ -27,78 +39,65 @@ class ImportArguments:
 
 def run_import(arguments: list[str]) -> int:
     """Import a model; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    source = pop_positional(arguments, "SOURCE", "import")
-    options = parse(ImportArguments, arguments, verb="import SOURCE")
-    if not options.workdir:
-        raise UsageError("import: --workdir is missing; give the folder of the run to make")
-    from train.huggingface import import_model
-
+    options = parse(ImportArguments, arguments, verb="import")
     folder = import_model(
-        source,
+        options.source,
         options.workdir,
         data_path=options.data,
         precision=options.precision,
         adapter=options.adapter,
     )
-    if json_wanted:
+    if options.json:
         print_json({"workdir": str(folder.path)})
     else:
         print(f"imported: {folder.path}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportArguments(JsonArguments):
     """Write a run as a folder that Hugging Face transformers opens."""
 
-    output: str = ""
+    workdir: Workdir
+    """Folder of the run."""
+    output: str
     """Folder to write."""
     family: str = ""
     """model_type to write; default: that of the import, or the first that has the model."""
     dtype: str = ""
     """float32, float16 or bfloat16; default: the dtype of the run's parameters."""
-    max_shard_megabytes: int = 5000
+    max_shard_megabytes: PositiveInt = 5000
     """Size above which the weights are split into several files."""
-    weights: Literal["merged", "adapter", "base"] = "merged"
+    weights: Weights = "merged"
     """Weights of a LoRA run to export: all with the adapter merged, the adapter alone for PEFT, or
     the weights that it adapts."""
 
 
 def run_export(arguments: list[str]) -> int:
     """Export a run; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "export")
-    options = parse(ExportArguments, arguments, verb="export W")
-    if not options.output:
-        raise UsageError("export: --output is missing; give the folder to write")
-    if options.max_shard_megabytes < 1:
-        raise UsageError(
-            f"max_shard_megabytes {options.max_shard_megabytes}: is no size; give 1 or more"
-        )
-    from train.huggingface_export import export_run
-
+    options = parse(ExportArguments, arguments, verb="export")
     model_type = export_run(
-        workdir,
+        options.workdir,
         options.output,
         family=options.family,
         dtype=options.dtype,
         max_shard_bytes=options.max_shard_megabytes * 1_000_000,
         weights=options.weights,
     )
-    record = {"output": options.output, "model_type": model_type}
-    if json_wanted:
-        print_json(record)
+    if options.json:
+        print_json({"output": options.output, "model_type": model_type})
     else:
         print(f"exported as {model_type}: {options.output}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class MergeArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MergeArguments(JsonArguments):
     """Write the merged weights of a LoRA run to the folder of an ordinary run."""
 
-    workdir: str = ""
+    source: Workdir
+    """Folder of the LoRA run."""
+    workdir: str
     """Folder of the new run."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
@@ -106,64 +105,47 @@ class MergeArguments:
 
 def run_merge(arguments: list[str]) -> int:
     """Merge a LoRA run; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    source = pop_positional(arguments, "W", "merge")
-    options = parse(MergeArguments, arguments, verb="merge W")
-    if not options.workdir:
-        raise UsageError("merge: --workdir is missing; give the folder of the new run")
-    from train.lora.merge_and_export import merge_run
-
-    run = merge_run(source, options.workdir, step=options.step)
+    options = parse(MergeArguments, arguments, verb="merge")
+    run = merge_run(options.source, options.workdir, step=options.step)
     base_path = str(run.folder.path)
-    if json_wanted:
+    if options.json:
         print_json({"workdir": base_path})
     else:
         print(f"merged weights in {base_path}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class ReferenceArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceArguments(JsonArguments):
     """Add a run's log-likelihoods to pairs of answers, for DPO with --task.reference data."""
 
-    pairs: str = ""
+    workdir: Workdir
+    """Folder of the run."""
+    pairs: str
     """JSON lines with prompt, chosen and rejected."""
-    output: str = ""
+    output: str
     """File to write: the same lines, with the log-likelihoods of both answers."""
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2)] = 512
     """data.max_length of the DPO run."""
     chat_template: str = ""
     """data.chat_template of the DPO run."""
-    batch_size: int = 8
+    batch_size: PositiveInt = 8
     """Pairs of a forward pass."""
 
 
 def run_reference(arguments: list[str]) -> int:
     """Score pairs; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    workdir = pop_positional(arguments, "W", "reference")
-    options = parse(ReferenceArguments, arguments, verb="reference W")
-    # Before the import below, which loads JAX: a wrong option is refused at once.
-    for name in ("pairs", "output"):
-        if not getattr(options, name):
-            raise UsageError(f"reference: --{name} is missing; give a file of JSON lines")
-    for name, least in (("batch_size", 1), ("max_length", 2)):
-        if getattr(options, name) < least:
-            flag, value = name.replace("_", "-"), getattr(options, name)
-            raise UsageError(f"--{flag} {value}: is too small; give {least} or more")
-    from train.tasks.preference import add_reference
-
+    options = parse(ReferenceArguments, arguments, verb="reference")
     count = add_reference(
-        workdir,
+        options.workdir,
         options.pairs,
         options.output,
         max_length=options.max_length,
         chat_template=options.chat_template,
         batch_size=options.batch_size,
     )
-    record = {"output": options.output, "pairs": count}
-    if json_wanted:
-        print_json(record)
+    if options.json:
+        print_json({"output": options.output, "pairs": count})
     else:
         print(f"scored {count:,} pairs: {options.output}")
     return 0

@@ -9,12 +9,12 @@ import importlib.metadata
 import itertools
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from train.config.shipped import did_you_mean
 from train.errors import UsageError, UserError, printable
-from train.runtime.signals import reliable_keyboard_interrupt
 from train.runtime.startup import SCRIPT, program_name
 
 
@@ -127,10 +127,12 @@ PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "comp
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 
-TAKES_SETTINGS = frozenset({"W", "SOURCE", "FILE"})
-"""First arguments of verbs with the same settings for each: help needs none. The settings of CONFIG
-are its own; the other verbs have none."""
-
+OWN_HELP_VERBS = frozenset(
+    verb
+    for verb, each in VERBS.items()
+    if each.arguments.startswith("CONFIG") or each.module == "listing_verbs"
+)
+"""Verbs whose help is not tyro's: settings are those of a CONFIG, and the others load no JAX."""
 
 HELP_FLAGS = frozenset({"-h", "--help"})
 """Flags that print help."""
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
     try:
-        with reliable_keyboard_interrupt(), flush_on_exit():
+        with flush_on_exit():
             if arguments == ["--version"]:
                 print(version())
                 sys.exit(0)
@@ -152,14 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
-    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
-        if debug:
-            raise
-        exit_process(print_error(error), error)
-    except ValueError as error:
-        if debug or not is_mixer_error(error):
-            raise
-        exit_process(print_error(error), error)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (shown with its traceback)
+        known = isinstance(error, (UserError, KeyboardInterrupt, OSError)) or is_mixer_error(error)
+        if debug or not known:
+            traceback.print_exc()
+        exit_process(print_error(error) if known and not debug else 1)
 
 
 def is_mixer_error(error: BaseException) -> bool:
@@ -193,12 +192,10 @@ def dispatch(verb: str, arguments: list[str]) -> int:
             f"choose one of {', '.join(VERBS)}"
         )
     modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
-    options = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
-    if not HELP_FLAGS.isdisjoint(options):
-        if VERBS[verb].arguments.split(" ")[0] not in TAKES_SETTINGS:
-            print(verb_usage(verb))
-            return 0
-        arguments = ["--help"]  # tyro lists the settings, which are those of every W
+    options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
+    if verb in OWN_HELP_VERBS and not HELP_FLAGS.isdisjoint(options):
+        print(verb_usage(verb))
+        return 0
     from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
     from train.runtime.stages import show_stages
 
@@ -237,14 +234,13 @@ def pop_imports(arguments: list[str]) -> list[str]:
     return names
 
 
-def exit_process(status: int, error: BaseException) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End the process. One of several processes ends without waiting for the others."""
-    if (
-        "train.parallel.distributed" in sys.modules
-    ):  # else there is one process, and JAX need not be loaded
+    # Without this module there is one process, and JAX need not be loaded.
+    if "train.parallel.distributed" in sys.modules:
         from train.parallel.distributed import exit_process as leave_hosts
 
-        leave_hosts(status, " ".join(str(error).split()) or type(error).__name__)
+        leave_hosts(status)
     sys.exit(status)
 
 
@@ -281,19 +277,19 @@ def version() -> str:
 
 
 def verb_usage(verb: str) -> str:
-    """Return the text of `VERB --help`."""
+    """Return the help of one of `OWN_HELP_VERBS`, without a CONFIG."""
     signature, summary, _ = VERBS[verb]
     lines = [f"usage: {program_name()} {verb} {signature}".rstrip(), "", summary]
     if signature.startswith("CONFIG"):
         lines += [
             "",
-            "every config has --steps, --batch-size, --seed, --data.path, --log-every and",
-            "--checkpoint.every; the learning rate is --schedule.learning-rate",
-            f"{program_name()} {verb} CONFIG --help lists all of its settings and their values;",
-            f"{program_name()} configs lists what to give for CONFIG",
-            "",
+            "Every config has --steps, --batch-size, --seed, --data.path, --log-every and",
+            "--checkpoint.every; the learning rate is --schedule.learning-rate.",
+            f"{program_name()} {verb} CONFIG --help shows the settings that many people change,",
+            "--help-all all of them, and --help PART those of a part, such as --help optimizer.",
+            f"{program_name()} configs lists what to give for CONFIG.",
+            "--json prints one object on standard output.",
         ]
-    lines.append("--json prints one object on standard output")
     return "\n".join(lines)
 
 

@@ -1,33 +1,66 @@
-"""Parse arguments with tyro into config dataclasses, with one-line errors.
+"""Parse the arguments of a verb with tyro.
 
-A config part may be one of several classes (mixer, optimizer, task, ...). `--optimizer.kind lion`
-selects another class before its settings are parsed; the new class starts from its own defaults.
+The flags of an experiment are the settings of its CONFIG. tyro gets them as a `Draft`: the classes
+and the values of all parts, before any is built. `--optimizer.kind lion` replaces a part of the
+draft by the defaults of another class. Parts are built, and checked, when all flags are known.
 """
 
-import contextlib
 import dataclasses
-import io
+import functools
+import itertools
 import json
-import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from train.cli.main import HELP_FLAGS
-from train.config.io import classes_by_kind, has_kind_field
-from train.errors import UsageError
+from train.config.io import classes_by_kind, is_within
+from train.config.shipped import did_you_mean
+from train.errors import UsageError, as_usage_errors
+from train.experiment import Experiment
 from train.runtime.startup import program_name
 from train.telemetry.event_log import finite_or_none
-
-if TYPE_CHECKING:
-    from transformer.precision import Precision
-
+from transformer.precision import Precision
+from transformer.validation import Mark, check_settings, field_marks
 
 Arguments = TypeVar("Arguments")
 """Type variable: the dataclass of a verb's arguments."""
+
+IsShown = Callable[[str, bool], bool]
+"""Whether help shows a setting, given its path and whether many people change it."""
+
+
+Workdir = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="W")]
+"""Folder of a run, the first argument of many verbs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JsonArguments:
+    """Base of the arguments of the verbs that print a result."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one object on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArguments(JsonArguments):
+    """Base of the arguments of the verbs that load the weights of a run."""
+
+    workdir: Workdir
+    """Folder of the run."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights (the newest checkpoint, unless
+    the run keeps its best one or averages several)."""
 
 
 def parse(
@@ -35,162 +68,187 @@ def parse(
     arguments: Sequence[str],
     *,
     verb: str,
-    default: Arguments | None = None,
+    experiment: Experiment | None = None,
     extra_help: str = "",
 ) -> Arguments:
     """Parse arguments into a dataclass.
 
+    `--help` shows the settings that many people change, `--help-all` all, and `--help optimizer`
+    those of a part.
+
     Args:
-      arguments_type: The dataclass.
-      arguments: Arguments of the verb, without those already taken.
+      arguments_type: The dataclass. The settings of its field `experiment` are flags as well.
+      arguments: Arguments of the verb.
       verb: Name of the verb, for messages.
-      default: Values of the settings that are not given.
-      extra_help: Text that `--help` shows after the dataclass's docstring.
+      experiment: Values of the settings of an experiment that are not given.
+      extra_help: Text that help shows after the dataclass's docstring.
 
     Raises:
-      UsageError: tyro or a config rejects an argument.
+      UsageError: A setting is not valid.
+      SystemExit: tyro refuses an argument with a message of its own, or has shown the help.
     """
-    extra: dict[str, Any] = {} if default is None else {"default": default}
-    parts = (arguments_type.__doc__, "--json prints one object on standard output.", extra_help)
-    extra["description"] = "\n".join(part for part in parts if part)
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            parsed = tyro.cli(
-                arguments_type,
-                prog=f"{program_name()} {verb}",
-                args=normalize_switches(arguments, default),
-                registry=_registry(),
-                config=(tyro.conf.AvoidSubcommands,),
-                **extra,
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        names = {field.name for field in dataclasses.fields(cast("Any", arguments_type))}
-        names.update(path for path, _ in _settings(default))
-        settings = {name.replace("_", "-") for name in names}
-        raise UsageError(flatten_error(errors.getvalue(), verb, settings)) from None
-    if dataclasses.fields(cast("Any", arguments_type)):
-        from transformer.validation import check_nested_settings
-
-        with as_usage_errors():
-            check_nested_settings(parsed, "")
+    flags = given_flags(arguments)
+    draft = Draft.of(arguments_type, {} if experiment is None else {"experiment": experiment})
+    draft.select_kinds(flags)
+    arguments, is_shown = _requested_help(arguments, draft)
+    parsed = tyro.cli(
+        cast("type[Arguments]", Draft),
+        prog=f"{program_name()} {verb}",
+        description="\n\n".join(filter(None, [arguments_type.__doc__, extra_help])),
+        args=arguments,
+        default=cast("Any", draft),
+        registry=_registry(is_shown),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    with as_usage_errors():
+        check_settings(parsed, "")
     return parsed
 
 
-def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
-    """Return the arguments with `--x.y False` as `--x.no-y`, and `--x.y True` as `--x.y`.
+def given_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the word after each flag, or after its `=`, by the path of its setting."""
+    flags = {}
+    for flag, following in itertools.pairwise([*arguments, ""]):
+        if flag.startswith("--"):
+            name, equals, value = flag.removeprefix("--").partition("=")
+            flags[name.replace("-", "_")] = value if equals else following
+    return flags
 
-    tyro's switches take no value, but `config.txt`, the errors and `sweep --set` show one.
-    """
-    switches = {path.replace("_", "-") for path, hint in _settings(default) if hint is bool}
-    normalized: list[str] = []
-    for argument in arguments:
-        last = (
-            normalized[-1].removeprefix("--")
-            if normalized and normalized[-1].startswith("--")
-            else ""
+
+# ---- Drafts ----
+
+
+@dataclasses.dataclass(eq=False)
+class Draft:
+    """A part of the settings that is not built yet."""
+
+    part_class: type
+    """A dataclass, tuple, or NoneType."""
+    values: dict[str, Any]
+    """Drafts and plain values by name; of a tuple by index."""
+    path: str = ""
+    """Dotted path from the experiment; empty for it and for the arguments of the verb."""
+    kinds: Mapping[str, type] = dataclasses.field(default_factory=dict)
+    """Classes that may take its place, by kind."""
+    is_common: bool = False
+    """The short help shows its kind."""
+
+    @classmethod
+    def of(cls, part_class: type, values: Mapping[str, Any], **place: Any) -> "Draft":
+        """Return the draft of a dataclass, or of None; values that are not given are defaults."""
+        draft = cls(part_class, {}, **place)
+        if part_class is types.NoneType:
+            return draft
+        hints, marks = get_type_hints(part_class), field_marks(part_class)
+        for field in dataclasses.fields(part_class):
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            value = values.get(field.name, default)
+            if value is dataclasses.MISSING:
+                value = tyro.MISSING
+            path = "" if field.name == "experiment" else draft.path_of(field.name)
+            is_common = Mark.COMMON in marks[field.name]
+            draft.values[field.name] = _drafted(value, hints[field.name], path, is_common)
+        return draft
+
+    def path_of(self, name: str) -> str:
+        """Return the dotted path of one of its values."""
+        return f"{self.path}.{name}".lstrip(".")
+
+    def settings(self) -> Iterator[str]:
+        """Yield the dotted path of every setting."""
+        for name, value in self.values.items():
+            if isinstance(value, Draft):
+                yield from value.settings()
+            else:
+                yield self.path_of(name)
+
+    def select_kinds(self, flags: Mapping[str, str]) -> None:
+        """Replace the parts for which flags name another kind."""
+        for name, part in self.values.items():
+            if not isinstance(part, Draft):
+                continue
+            chosen = part.kinds.get(flags.get(f"{part.path}.kind", ""), part.part_class)
+            if chosen is not part.part_class:
+                part = Draft.of(
+                    chosen, {}, path=part.path, kinds=part.kinds, is_common=part.is_common
+                )
+                self.values[name] = part
+            part.select_kinds(flags)
+
+    def build(self, **values: Any) -> Any:
+        """Return the part that the values make."""
+        if self.part_class is tuple:
+            return tuple(values.values())
+        if self.part_class is types.NoneType:
+            return None
+        if self.has_extra_kind:
+            del values["kind"]
+        with as_usage_errors():
+            return self.part_class(**values)
+
+    @property
+    def kind_hint(self) -> Any:
+        """Type hint of its kind."""
+        return Literal[tuple(self.kinds)]
+
+    @property
+    def has_extra_kind(self) -> bool:
+        """True if its kind is chosen by a flag that is not a field of its class."""
+        return bool(self.kinds) and "kind" not in self.values
+
+
+def _drafted(value: Any, hint: Any, path: str, is_common: bool = False) -> Any:
+    """Return the draft of a part, and a plain value as it is."""
+    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        parts = {str(i): _drafted(each, None, f"{path}.{i}") for i, each in enumerate(value)}
+        return Draft(tuple, parts, path)
+    kinds = dict(classes_by_kind(hint))
+    if kinds and types.NoneType in get_args(hint):
+        kinds["None"] = types.NoneType
+    is_part = dataclasses.is_dataclass(value) and not isinstance(value, Precision)
+    if is_part or (value is None and kinds):
+        values = {} if value is None else vars(value)
+        return Draft.of(type(value), values, path=path, kinds=kinds, is_common=is_common)
+    return value
+
+
+# ---- What tyro asks ----
+
+
+def _requested_help(arguments: Sequence[str], draft: Draft) -> tuple[Sequence[str], IsShown]:
+    """Return the arguments in tyro's terms, and which settings its help shows."""
+    if "--help-all" in arguments:
+        return ["--help"], lambda path, is_common: True
+    index = next((i for i, each in enumerate(arguments) if each in HELP_FLAGS), None)
+    if index is None:
+        return arguments, lambda path, is_common: True
+    part = "".join(arguments[index + 1 : index + 2]).removeprefix("--").replace("-", "_")
+    if not part:
+        return ["--help"], lambda path, is_common: is_common
+    known = list(draft.settings())
+    if not any(is_within(path, part) for path in known):
+        parts = {path.partition(".")[0] for path in known if "." in path}
+        raise UsageError(
+            f"--help {part}: is no part of the settings{did_you_mean(part, [*parts, *known])}; "
+            f"give one of {', '.join(sorted(parts))}"
         )
-        value = argument.lower()
-        if last.replace("_", "-") not in switches or value not in ("true", "false"):
-            normalized.append(argument)
-        elif value == "false":
-            parent, dot, name = last.rpartition(".")
-            normalized[-1] = f"--{parent}{dot}no-{name}"
-    return normalized
+    return ["--help"], lambda path, is_common: is_within(path, part)
 
 
-def _settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield path and type of each setting of a config; those of `experiment` have no prefix."""
-    for name, value, hint in _config_parts(config):
-        yield name, hint
-        for inner, inner_hint in _settings(value):
-            yield (inner if name == "experiment" else f"{name}.{inner}"), inner_hint
-
-
-@contextlib.contextmanager
-def as_usage_errors() -> Iterator[None]:
-    """Turn a config's ValueError into a UsageError."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-OTHER_NAMES = {
-    "batch-size": "bs train-batch-size per-device-train-batch-size",
-    "beams": "num-beams",
-    "checkpoint.every": "save-steps save-interval save-every",
-    "data.path": "data dataset data-dir data-path train-file",
-    "data.sequence-length": "seq-len seq-length block-size context-length max-seq-len",
-    "evaluation.every": "eval-steps eval-interval eval-every",
-    "grad-accum-steps": "gradient-accumulation-steps accumulate-grad-batches",
-    "log-every": "log-interval logging-steps",
-    "max-new-tokens": "max-tokens max-length",
-    "model.d-model": "d-model hidden-size n-embd",
-    "model.num-layers": "layers n-layer num-hidden-layers",
-    "model.precision": "bf16 fp16 dtype",
-    "optimizer.max-grad-norm": "grad-clip gradient-clip-val max-grad-norm",
-    "optimizer.weight-decay": "wd weight-decay",
-    "schedule.learning-rate": "lr learning-rate",
-    "schedule.warmup-steps": "warmup warmup-iters num-warmup-steps",
-    "steps": "epochs num-epochs num-train-epochs max-steps max-iters num-steps train-steps",
-    "workdir": "output-dir out-dir output save-dir",
-}
-"""Names that other trainers give to settings. tyro itself goes by the spelling."""
-
-
-def flatten_error(box: str, verb: str, settings: Collection[str]) -> str:
-    """Return tyro's framed message as one line.
-
-    Args:
-      box: The message.
-      verb: Verb and its first argument.
-      settings: Names of all settings that the verb has.
-    """
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
-    # tyro draws rules with hyphens if the output is not UTF-8.
-    text = " ".join(line for line in lines[1:] if line.strip("-"))
-    text = re.split(r"For full helptext", text)[0]
-    see = f"see {program_name()} {verb} --help"
-    unknown, _, similar = text.partition("Perhaps you meant:")
-    if found := re.match(r"Unrecognized options: (.*)", unknown):
-        words = found[1].strip().split(", ")
-        flags = [word.partition("=")[0] for word in words if word.startswith("--")] or words
-        names = [
-            setting
-            for flag in flags
-            for setting, others in OTHER_NAMES.items()
-            if flag.lstrip("-").replace("_", "-") in others.split() and setting in settings
-        ]
-        known = [f"--{name}" for name in names] or re.findall(r"(?<!\S)--[\w.-]+", similar)
-        meant = f"perhaps you meant {' or '.join(known)}; " if known else ""
-        return f"{', '.join(flags)}: no such setting; {meant}{see}"
-    text = text.replace("Argument helptext:", "; it is")
-    text = re.sub(r"\s+", " ", text).replace(" ;", ";").strip()
-    # An invalid part is named by its own message; a flag comes first, as in other messages.
-    text = re.sub(r"^Error parsing (?:experiment[\w.]*: |(?=--))", "", text)
-    text = re.sub(
-        r"invalid literal for int\(\) with base 10: ('.*?')", r"\1 is not an integer", text
-    )
-    text = re.sub(r"could not convert string to float: ('.*?')", r"\1 is not a number", text)
-    return f"{text or box.strip()}; {see}"
-
-
-def _registry() -> ConstructorRegistry:
-    """Return tyro's rules plus one: precision policies by name, `--model.precision bfloat16`."""
+def _registry(is_shown: IsShown) -> ConstructorRegistry:
+    """Return tyro's rules, with those for drafts and for precision policies."""
     registry = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def precision(info: Any) -> "PrimitiveConstructorSpec[Precision] | None":
-        if (
-            "transformer.precision" not in sys.modules
-        ):  # no field has this type, and JAX is not loaded
+    @registry.struct_rule
+    def draft_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not isinstance(info.default, Draft):
             return None
-        from transformer.precision import Precision
+        return StructConstructorSpec(info.default.build, tuple(_draft_fields(info, is_shown)))
 
+    @registry.primitive_rule
+    def precision_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Precision] | None:
         if info.type is not Precision:
             return None
         return PrimitiveConstructorSpec(
@@ -204,139 +262,49 @@ def _registry() -> ConstructorRegistry:
     return registry
 
 
-def pop_json_flag(arguments: list[str]) -> bool:
-    """Remove `--json` from the arguments; return True if it was given."""
-    return pop_flag(arguments, "--json")
+def _draft_fields(info: StructTypeInfo, is_shown: IsShown) -> Iterator[StructFieldSpec]:
+    """Yield the fields of a draft, with the docstrings that tyro finds in its class."""
+    draft: Draft = info.default
+    if draft.has_extra_kind:
+        kind = next(kind for kind, each in draft.kinds.items() if each is draft.part_class)
+        hint = _shown_if(is_shown(draft.path_of("kind"), draft.is_common), draft.kind_hint)
+        yield StructFieldSpec("kind", hint, kind, "Class, with settings of its own.")
+    if draft.part_class is types.NoneType:
+        return
+    if draft.part_class is tuple:
+        for name, part in draft.values.items():
+            yield StructFieldSpec(name, Draft, part, part.part_class.__doc__)
+        return
+    dataclass_info = dataclasses.replace(info, type=draft.part_class, default=tyro.MISSING)
+    spec = ConstructorRegistry.get_struct_spec(dataclass_info)
+    assert isinstance(spec, StructConstructorSpec)
+    marks = field_marks(draft.part_class)
+    # The arguments of the verb itself are few.
+    is_top = not draft.path and draft.part_class is not Experiment
+    for field in spec.fields:
+        value, hint = draft.values[field.name], field.type
+        if field.name == "experiment":  # its settings are flags without a prefix
+            hint = Annotated[Draft, tyro.conf.arg(name="")]
+        elif isinstance(value, Draft):
+            hint = Draft
+        else:
+            is_common = is_top or Mark.COMMON in marks[field.name]
+            hint = draft.kind_hint if field.name == "kind" and draft.kinds else hint
+            hint = _shown_if(is_shown(draft.path_of(field.name), is_common), hint)
+        text = functools.partial(_one_paragraph, field.helptext)
+        yield dataclasses.replace(field, type=hint, default=value, helptext=text)
+
+
+def _one_paragraph(text: str | Callable[[], str | None] | None) -> str:
+    """Return a docstring without its line breaks: help has another width."""
+    return " ".join(((text() if callable(text) else text) or "").split())
+
+
+def _shown_if(is_shown: bool, hint: Any) -> Any:
+    """Return a type hint that tyro's help obeys."""
+    return hint if is_shown else Annotated[hint, tyro.conf.Suppress]
 
 
 def print_json(record: Any) -> None:
     """Print the one line of `--json`. JSON has no NaN and no infinities: they become null."""
     print(json.dumps(finite_or_none(record), allow_nan=False), flush=True)
-
-
-def pop_flag(arguments: list[str], flag: str) -> bool:
-    """Remove a flag from the arguments; return True if it was given."""
-    is_present = flag in arguments
-    while flag in arguments:
-        arguments.remove(flag)
-    return is_present
-
-
-def pop_positional(arguments: list[str], name: str, verb: str) -> str:
-    """Remove and return the first argument, or its name if help is asked for without it.
-
-    Raises:
-      UsageError: The argument is missing, or an option.
-    """
-    if arguments and arguments[0] in HELP_FLAGS:
-        return name
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"{verb}: {name} is missing; write {program_name()} {verb} {name} ...")
-    return arguments.pop(0)
-
-
-Config = TypeVar("Config")
-"""Type variable: a config dataclass."""
-
-
-def select_kinds(config: Config, arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """Return the config with the classes that `--path.kind` selects, and the other arguments.
-
-    Raises:
-      UsageError: A kind is unknown.
-    """
-    requested = _requested_kinds(arguments)
-    # tyro parses fields of the classes in `default`: the classes must be right before it runs.
-    selected, used = _with_kinds(
-        config, None, "", {path: kind for path, (kind, _) in requested.items()}
-    )
-    consumed = {index for path in used for index in requested[path][1]}
-    return selected, [each for index, each in enumerate(arguments) if index not in consumed]
-
-
-def kinds_help(config: Any) -> str:
-    """Return the parts that can be of several classes, for `--help`."""
-    lines = [
-        f"--{path.replace('_', '-')}.kind {{{','.join(known)}}}"
-        for path, known in kind_options(config)
-    ]
-    return "\n".join(["Other kinds, each with its own settings:", *lines]) if lines else ""
-
-
-def kind_options(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:
-    """Yield every part that can be of several classes: its path, and the classes by kind."""
-    for name, value, hint in _config_parts(config):
-        if known := classes_by_kind(hint):
-            yield name, known
-        for inner, known in kind_options(value):
-            yield f"{name}.{inner}", known
-
-
-def _requested_kinds(arguments: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the kind given for each `--path.kind`, and the positions of its arguments."""
-    requested: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if not (name.startswith("--") and name.endswith(".kind")):
-            continue
-        path = name.removeprefix("--").removesuffix(".kind").replace("-", "_")
-        if equals:
-            requested[path] = value, (index,)
-        elif index + 1 < len(arguments):
-            requested[path] = arguments[index + 1], (index, index + 1)
-    return requested
-
-
-def _with_kinds(
-    config: Any, hint: Any, path: str, requested: dict[str, str]
-) -> tuple[Any, set[str]]:
-    """Return a part with the selected classes, its own and nested, and the paths that were used.
-
-    Parts are not validated here: their kinds may depend on each other, and on flags that tyro reads
-    later (`--data.kind` of a class whose default length is beyond the model's). tyro builds every
-    part anew, by its constructor.
-    """
-    used = set()
-    if path in requested and (known := classes_by_kind(hint)):
-        kind = requested[path]
-        if kind not in known:
-            raise UsageError(f"{path}.kind {kind}: is unknown; give one of {', '.join(known)}")
-        config = config if type(config) is known[kind] else _unvalidated(known[kind])
-        # Where `kind` is also a setting of the class (a shipped schedule), tyro parses it.
-        if not has_kind_field(known[kind]):
-            used.add(path)
-    changed = {}
-    for name, value, inner in _config_parts(config):
-        new, nested = _with_kinds(value, inner, f"{path}.{name}" if path else name, requested)
-        used |= nested
-        if new is not value:
-            changed[name] = new
-    if isinstance(config, tuple) and changed:
-        config = tuple(changed.get(str(index), each) for index, each in enumerate(config))
-    elif changed:
-        config = _unvalidated(type(config), {**vars(config), **changed})
-    return config, used
-
-
-def _unvalidated(config_class: type, values: Mapping[str, Any] | None = None) -> Any:
-    """Return a dataclass with these values, or its defaults, without running `__post_init__`."""
-    config: Any = object.__new__(config_class)
-    for field in dataclasses.fields(config_class):
-        if values is not None:
-            value = values[field.name]
-        elif field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-        else:
-            value = field.default
-        object.__setattr__(config, field.name, value)
-    return config
-
-
-def _config_parts(config: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, value, type hint) of each field of a dataclass or entry of a tuple."""
-    if isinstance(config, tuple):
-        yield from ((str(index), each, type(each)) for index, each in enumerate(config))
-    elif dataclasses.is_dataclass(config):
-        hints = get_type_hints(type(config))
-        for field in dataclasses.fields(config):
-            yield field.name, getattr(config, field.name), hints[field.name]

@@ -1,23 +1,24 @@
-"""Verbs to begin with: `init` and `data`.
-
-What computes is imported inside the verbs, so that `--help` loads no JAX.
-"""
+"""Verbs to begin with: `init` and `data`."""
 
 import dataclasses
 from typing import Annotated
 
 import tyro
 
-from train.cli.config_verbs import parse_config_verb
-from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
-from train.errors import UsageError
-from train.experiment import Experiment
+from train.cli.config_verbs import ConfigArguments, parse_config_verb
+from train.cli.parsing import JsonArguments, parse, print_json
+from train.config.experiment_files import write_config
 from train.runtime.startup import program_name
+from train.visualization.data_summary import print_summary, summarize_data
+from transformer.validation import NonNegativeInt
 
 
-@dataclasses.dataclass(frozen=True)
-class InitArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitArguments(JsonArguments):
     """Write a commented config of your own, a language model on text, to change and to train."""
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Name of the file, ending with .py."""
 
     data: str = ""
     """File, folder or pattern of text; default: the text that ships with Python."""
@@ -25,25 +26,20 @@ class InitArguments:
 
 def run_init(arguments: list[str]) -> int:
     """Write a config file; return the exit status."""
-    from train.config.experiment_files import write_config
-
-    json_wanted = pop_json_flag(arguments)
-    file = pop_positional(arguments, "FILE", "init")
-    options = parse(InitArguments, arguments, verb="init FILE")
-    write_config(file, options.data)
-    if json_wanted:
-        print_json({"file": file})
+    options = parse(InitArguments, arguments, verb="init")
+    write_config(options.file, options.data)
+    if options.json:
+        print_json({"file": options.file})
     else:
-        print(f"wrote {file}; read it, then {program_name()} fit {file}")
+        print(f"wrote {options.file}; read it, then {program_name()} fit {options.file}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class DataArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataArguments(ConfigArguments):
     """Show a config's data as the model reads them: sizes, lengths, and what the loss counts."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
-    examples: int = 3
+    examples: NonNegativeInt = 3
     """Training examples to show."""
 
 
@@ -55,14 +51,9 @@ its target."""
 
 def run_data(arguments: list[str]) -> int:
     """Print a summary of a config's data; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
     options = parse_config_verb("data", arguments, DataArguments, DATA_HELP)
-    if options.examples < 0:
-        raise UsageError(f"examples {options.examples}: is negative; give 0 or more")
-    from train.visualization.data_summary import print_summary, summarize_data
-
     summary = summarize_data(options.experiment, options.examples)
-    if json_wanted:
+    if options.json:
         print_json(summary)
     else:
         print_summary(summary)

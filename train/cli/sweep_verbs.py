@@ -1,101 +1,84 @@
-"""Verbs over many runs: `sweep` and `scaling`.
-
-What computes is imported inside the verbs, so that `--help` loads no JAX.
-"""
+"""Verbs over many runs: `sweep` and `scaling`."""
 
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import jax
 import tyro
 
-from train.cli.config_verbs import INIT_MODEL_HELP, parse_config_verb, pop_init_model
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, print_json
+from train.cli.config_verbs import ConfigArguments, StartArguments, parse_config_verb
+from train.cli.parsing import JsonArguments, given_flags, parse, print_json
 from train.errors import UsageError
-from train.experiment import Experiment
-from train.scaling.design import LearningRateRule, SizeRules, resolve_rule
+from train.run_folder.folder import RunFolder
+from train.scaling.analysis import fit_csv
+from train.scaling.design import (
+    LearningRateRule,
+    SizedRun,
+    SizeRules,
+    design_runs,
+    model_of_size,
+    model_of_width,
+    parse_counts,
+    resolve_rule,
+)
+from train.scaling.results import (
+    check_design,
+    design_as_dicts,
+    finished_runs,
+    fit_results,
+    print_design,
+)
+from train.scaling.scaling_report import print_analysis, write_report, write_runs
+from train.sweep import queue
+from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
+from train.sweep.summary import plot_sweep, print_summary, summarize
+from train.sweep.sweep_folder import SweepFolder
+from train.word_vectors import is_word_vector_file
+from transformer.validation import Bounds, NonNegativeFloat, PositiveInt
 
-if TYPE_CHECKING:
-    from train.scaling.design import SizedRun
 
-
-def check_minutes(minutes: float) -> None:
-    """Raise UsageError for a time limit below 0."""
-    if minutes < 0:
-        raise UsageError(
-            f"minutes {minutes}: is negative; give a number of minutes, or 0 for no limit"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class SweepArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(StartArguments):
     """Train a grid of settings with several seeds; the same command resumes."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    set: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD=A,B,C")
+    ] = ()
+    """Sweep a setting; may be repeated: every combination of values is trained. FIELD is the dotted
+    path of a setting, or its last name where that is unique."""
+    seeds: PositiveInt = 1
+    """Runs of each setting, with the seeds from --seed on."""
     workdir: str = ""
     """Folder of the sweep: a run folder for each run, sweep.json, results.json and sweep.png;
     default: runs/NAME-sweep."""
-    init_from: str = ""
-    """Folder of a run whose weights and tokenizer every run starts with, or a file of word
-    vectors."""
-    init_only: str = ""
-    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
-    init_adapter: str = ""
-    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
-    seeds: int = 1
-    """Runs of each setting, with the seeds from --seed on."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Runs at a time. On an accelerator, more than one share its memory."""
-    minutes: float = 0.0
+    minutes: NonNegativeFloat = 0.0
     """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
-    quiet: bool = False
-    """Show no progress."""
-
-    def __post_init__(self) -> None:
-        for name in ("seeds", "processes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_minutes(self.minutes)
-
-
-SWEEP_HELP = """--set FIELD=A,B,C sweeps a setting and may be repeated: every combination of values
-is trained. FIELD is a dotted path as below, or its last name where that is unique."""
-"""Help text of `--set`."""
 
 
 def run_sweep(arguments: list[str]) -> int:
     """Train a grid of settings; print a table of them, best first; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    assignments = pop_option(arguments, "--set")
-    change = pop_init_model(arguments)
-    help_text = f"{SWEEP_HELP}\n\n{INIT_MODEL_HELP}"
 
     def build(flags: Sequence[str]) -> SweepArguments:
-        options = [*arguments, *flags]
-        return parse_config_verb("sweep", options, SweepArguments, help_text, change)
+        return parse_config_verb("sweep", [*arguments, *flags], SweepArguments)
 
     options = build(())
-    if not assignments and options.seeds == 1:
+    if not options.set and options.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
-    from train.run_folder.folder import RunFolder
-    from train.sweep import queue
-    from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
-    from train.sweep.summary import plot_sweep, print_summary, summarize
-    from train.sweep.sweep_folder import SweepFolder
-    from train.word_vectors import is_word_vector_file
-
     if options.init_from and not is_word_vector_file(options.init_from):
         # A wrong folder would fail every run.
         RunFolder.open_existing(options.init_from, "init_from")
-    grid = parse_grid(assignments, options.experiment)
+    grid = parse_grid(options.set, options.experiment)
     grid_runs = expand_grid(
         grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
     )
     start = {name: getattr(options, name) for name in NO_WARM_START}
     runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
     workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
-    quiet = options.quiet or json_wanted
+    quiet = options.quiet or options.json
     results = queue.run_sweep(
         runs,
         workdir,
@@ -104,52 +87,30 @@ def run_sweep(arguments: list[str]) -> int:
         quiet=quiet,
     )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
-    if json_wanted:
+    if options.json:
         print_json({"workdir": workdir, **summary.as_dict()})
     else:
         print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
-    if plot_sweep(summary, figure) and not json_wanted:
+    if plot_sweep(summary, figure) and not options.json:
         print(f"figure: {figure}")
     sys.stdout.flush()
     queue.check_results(results, workdir)
     return 0
 
 
-def pop_option(arguments: list[str], name: str) -> list[str]:
-    """Remove every `NAME VALUE` and `NAME=VALUE` from the arguments; return the values in order."""
-    values, left = [], iter(arguments[:])
-    arguments.clear()
-    for each in left:
-        option, equals, value = each.partition("=")
-        if option != name:
-            arguments.append(each)
-            continue
-        value = value if equals else next(left, "")
-        if not value or value.startswith("--"):
-            raise UsageError(f"{name}: has no value; write {name} FIELD=A,B")
-        values.append(value)
-    return values
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class FitOptions(JsonArguments):
     """Settings of the fits."""
 
     budget: str = ""
     """Training FLOPs to find the compute-optimal model for; several are separated by commas."""
-    bootstrap_samples: int = 200
+    bootstrap_samples: Annotated[int, Bounds(2)] = 200
     """Resamples of the runs behind the 95% intervals."""
     workdir: str = ""
     """Folder of the figure and of the fits as JSON (and of the runs, where they are trained)."""
 
-    def __post_init__(self) -> None:
-        if self.bootstrap_samples < 2:
-            raise UsageError(f"bootstrap_samples {self.bootstrap_samples}: give 2 or more")
-
     def budgets(self) -> list[float]:
         """Return the budgets as numbers."""
-        from train.scaling.design import parse_counts
-
         return parse_counts(self.budget, "--budget") if self.budget else []
 
 
@@ -162,10 +123,9 @@ class CsvArguments(FitOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalingArguments(FitOptions):
+class ScalingArguments(ConfigArguments, FitOptions):
     """Train models of several sizes on several numbers of tokens, and fit scaling laws."""
 
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     sizes: str = ""
     """Parameters without embeddings, as 100k,300k,1M: the closest model of each is trained."""
     widths: str = ""
@@ -174,74 +134,45 @@ class ScalingArguments(FitOptions):
     """Training tokens, as 500k,1M,2M: every model is trained on each."""
     flops: str = ""
     """Training FLOPs, as 1e12,4e12: every model is trained for each (isoFLOP)."""
-    seeds: int = 1
+    seeds: PositiveInt = 1
     """Runs of each, with the seeds from --seed on."""
     lr_rule: LearningRateRule = "auto"
     """Learning rate at width D, from that of CONFIG at its own: mup, inverse_sqrt_width or
     constant. auto: mup for adam and adamw, constant for muon."""
-    aspect_ratio: float = 0.0
+    aspect_ratio: NonNegativeFloat = 0.0
     """D over the number of layers; 0: that of CONFIG."""
-    min_steps: int = 100
+    min_steps: PositiveInt = 100
     """Steps below which a run has smaller batches."""
-    processes: int = 1
+    processes: PositiveInt = 1
     """Runs at a time."""
-    minutes: float = 0.0
+    minutes: NonNegativeFloat = 0.0
     """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     dry_run: bool = False
     """Print the runs and train none."""
     quiet: bool = False
     """Show no progress."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("seeds", "processes", "min_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_minutes(self.minutes)
-        if self.aspect_ratio < 0:
-            raise UsageError(f"aspect_ratio {self.aspect_ratio}: is negative; give D / L, or 0")
-
 
 def run_scaling(arguments: list[str]) -> int:
     """Fit scaling laws to new runs or to a CSV; return the exit status."""
-    json_wanted = pop_json_flag(arguments)
-    if any(each.partition("=")[0] == "--from-csv" for each in arguments):
-        with as_usage_errors():
-            options = parse(CsvArguments, arguments, verb="scaling")
-        return _fit_csv(options, json_wanted)
-    if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            "scaling: CONFIG is missing; write scaling CONFIG --sizes N,... --tokens D,... "
-            "or scaling --from-csv FILE"
-        )
-    given = parse_config_verb("scaling", arguments, lambda base: ScalingArguments(experiment=base))
-    return _run_scaling_sweep(given, json_wanted)
+    if "from_csv" in given_flags(arguments):
+        return _fit_csv(parse(CsvArguments, arguments, verb="scaling"))
+    return _run_scaling_sweep(parse_config_verb("scaling", arguments, ScalingArguments))
 
 
-def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
+def _run_scaling_sweep(options: ScalingArguments) -> int:
     """Train the runs of a design, fit them, and print the fits."""
     budgets = options.budgets()
     sized = _design(options)
-    from train.scaling.results import (
-        check_design,
-        design_as_dicts,
-        finished_runs,
-        fit_results,
-        print_design,
-    )
-
     check_design(sized)
     if options.dry_run:
-        if json_wanted:
+        if options.json:
             print_json({"sweep": design_as_dicts(sized)})
         else:
             print_design(sized)
         return 0
-    from train.scaling.scaling_report import print_analysis, write_report, write_runs
-    from train.sweep import queue
-
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
-    quiet = options.quiet or json_wanted
+    quiet = options.quiet or options.json
     runs = [each.run for each in sized]
     results = queue.run_sweep(
         runs,
@@ -250,14 +181,14 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
         limit_seconds=60 * options.minutes,
         quiet=quiet,
     )
-    if not json_wanted:
+    if not options.json:
         print_design(sized, results)
     write_runs(finished_runs(sized, results), workdir)
     analysis = fit_results(
         sized, results, budgets=budgets, bootstrap_samples=options.bootstrap_samples
     )
     figure = write_report(analysis, workdir)
-    if json_wanted:
+    if options.json:
         rule = resolve_rule(options.lr_rule, options.experiment)
         detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
         print_json({**analysis.as_dict(), **detail})
@@ -269,21 +200,17 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     return 0
 
 
-def _design(options: ScalingArguments) -> "list[SizedRun]":
+def _design(options: ScalingArguments) -> list[SizedRun]:
     """Return the runs that the flags describe."""
     if bool(options.sizes) == bool(options.widths):
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
     if not options.tokens and not options.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
-    from train.scaling.design import design_runs, model_of_size, model_of_width, parse_counts
-
     sizes = parse_counts(
         options.sizes or options.widths, "--sizes" if options.sizes else "--widths"
     )
     tokens = parse_counts(options.tokens, "--tokens") if options.tokens else []
     budgets = parse_counts(options.flops, "--flops") if options.flops else []
-    import jax
-
     # Shapes are counted here. The accelerator is for the processes that train.
     jax.config.update("jax_platforms", "cpu")
     base, rules = (
@@ -308,16 +235,13 @@ def _design(options: ScalingArguments) -> "list[SizedRun]":
     )
 
 
-def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
+def _fit_csv(options: CsvArguments) -> int:
     """Fit the runs of a file, and print the fits."""
-    from train.scaling.analysis import fit_csv
-    from train.scaling.scaling_report import print_analysis, write_report
-
     analysis = fit_csv(options.from_csv, options.budgets(), options.bootstrap_samples)
     result = analysis.as_dict()
     if options.workdir:
         write_report(analysis, options.workdir)
-    if json_wanted:
+    if options.json:
         print_json(result)
     else:
         print_analysis(analysis)

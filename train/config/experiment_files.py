@@ -5,9 +5,8 @@ import json
 import pathlib
 import re
 from importlib import resources
-from types import ModuleType
 
-from train.config.plugins import import_file
+from train.config.plugins import OWN_PACKAGES, import_file
 from train.config.shipped import did_you_mean, shipped_configs
 from train.errors import UsageError, as_user_error
 from train.experiment import Experiment
@@ -41,15 +40,20 @@ def find_experiment(name: str) -> Experiment:
 
 def list_experiments() -> list[str]:
     """Return the names of all shipped experiments, as `file:experiment`."""
-    return [f"{file}:{name}" for file in _shipped_files() for name in _load_experiments(file)]
-
-
-def _shipped_files() -> list[str]:
-    return [config.name for config in shipped_configs()]
+    return [f"{each.name}:{name}" for each in shipped_configs() for name in each.experiments]
 
 
 def _load_experiments(file: str) -> dict[str, Experiment]:
-    module = import_file(file, f"config {file}") if file.endswith(".py") else _import_shipped(file)
+    if file.endswith(".py"):
+        module = import_file(file, f"config {file}")
+    else:
+        known = [config.name for config in shipped_configs()]
+        if file not in known:
+            raise UsageError(
+                f"config {file}: is not known{did_you_mean(file, known)}; choose one of "
+                f"{', '.join(known)}, or give the path of a .py file"
+            )
+        module = importlib.import_module(f"configs.{file}")
     experiments = getattr(module, "EXPERIMENTS", None)
     if not isinstance(experiments, dict) or not experiments:
         raise UsageError(
@@ -58,26 +62,11 @@ def _load_experiments(file: str) -> dict[str, Experiment]:
     return experiments
 
 
-def _import_shipped(file: str) -> ModuleType:
-    known = _shipped_files()
-    if file not in known:
-        raise UsageError(
-            f"config {file}: is not known{did_you_mean(file, known)}; "
-            f"choose one of {', '.join(known)}, "
-            "or give the path of a .py file"
-        )
-    return importlib.import_module(f"configs.{file}")
-
-
 TEMPLATE = "new_config.py.template"
 """File beside this module: the text of a config, in which `write_config` fills names."""
 
 EXAMPLE_DATA = "python:library"
 """Text that ships with Python, so that a new config can be tried at once."""
-
-
-PACKAGES = ("configs", "train", "transformer")
-"""Packages of this project. A file of the same name in the current folder would hide one."""
 
 
 def write_config(file: str, data: str = "") -> None:
@@ -94,7 +83,7 @@ def write_config(file: str, data: str = "") -> None:
     path = pathlib.Path(file)
     if path.suffix != ".py":
         raise UsageError(f"init {file}: does not end with .py; give a name such as {path.stem}.py")
-    if path.stem in PACKAGES:
+    if path.stem in OWN_PACKAGES:
         raise UsageError(
             f"init {file}: Python would import it in place of the package {path.stem}; "
             "give another name"
@@ -104,7 +93,7 @@ def write_config(file: str, data: str = "") -> None:
     text = (resources.files(__package__) / TEMPLATE).read_text(encoding="utf-8")
     filled = text.format(
         docstring=f"{name}: a language model of my own.",
-        file=_in_docstring(file),
+        file=file.replace("\\", "/").replace('"', "'"),
         program=program_name(),
         name=json.dumps(name),
         path=json.dumps(source, ensure_ascii=False),  # a string of Python too
@@ -116,8 +105,3 @@ def write_config(file: str, data: str = "") -> None:
                 created.write(filled)
         except FileExistsError:
             raise UsageError(f"init {file}: exists already; give another name") from None
-
-
-def _in_docstring(file: str) -> str:
-    """Return a path as a docstring can hold it."""
-    return file.replace("\\", "/").replace('"', "'")

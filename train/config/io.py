@@ -9,7 +9,6 @@ mixers, tasks, datasets, optimizers and schedules (`OPEN_PARTS`).
 import dataclasses
 import functools
 import json
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
@@ -23,57 +22,11 @@ from train.experiment import Experiment
 from train.optim.optimizer import Optimizer
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import data_configs, task_configs
+from train.tasks.registry import data_configs, task_configs
+from train.tasks.task import TaskConfig
 from transformer.attention.mixer import MIXERS, MixerConfig, mixer_config_class
 from transformer.precision import Precision
-
-RESUMABLE_FIELDS = (
-    "name",
-    "steps",
-    "log_every",
-    "debug_checks",
-    "evaluation.",
-    "sample.",
-    "checkpoint.",
-    "early_stopping.",
-    "tracking.",
-    "profile",
-    "recovery.threshold",
-    "recovery.warmup",
-    "recovery.loss_rise_tolerance",
-    "recovery.patience",
-    "recovery.rollback_steps",
-    "recovery.skip_batches",
-    "recovery.max_rollbacks",
-    "recovery.lr_factor",
-    "mesh.",
-    "compile",
-    "grad_accum_steps",
-    "data.path",
-    "data.validation_path",
-    "data.test_path",
-    "data.cache_dir",
-    "model.layer_loop",
-    "model.remat",
-    "optimizer.",
-    "schedule.",
-    "loss_scale.growth_interval",
-    "loss_scale.max_scale",
-    "ema.decay",
-)
-"""Prefixes of the fields that may change when a run is resumed. The new value holds from there on.
-Data paths may change too: a digest of the data tells whether they are the same."""
-
-RESUMABLE_IN_TUPLES = re.compile(
-    r".*\.redraw_index|data\.sources\.\d+\.((validation_|test_)?path|max_epochs)", re.ASCII
-)
-"""Fields of tuples that may change: random features of a mixer are drawn anew from the new value,
-the paths of the sources of data are as `data.path`, and a source may be read more often."""
-
-STATE_SHAPE_FIELDS = ("optimizer.kind", "optimizer.momentum", "ema.decay")
-"""Exceptions among the resumable fields: they decide which arrays the state has. A kind must not
-change, and a number must not change from or to 0."""
+from transformer.validation import Mark, field_marks
 
 
 @functools.cache
@@ -87,7 +40,7 @@ def _converter() -> cattrs.Converter:
         return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
     def from_dict(data: dict[str, Any], hint: Any) -> Any:
-        fields, known = dict(data), all_classes_by_kind(hint)
+        fields, known = dict(data), classes_by_kind(hint)
         kind = fields.pop("kind")
         if kind not in known:
             raise UserError(
@@ -111,7 +64,7 @@ def _converter() -> cattrs.Converter:
 
 def _has_kinds(hint: Any) -> bool:
     # Not `classes_by_kind`: cattrs remembers the answer, and classes are registered later.
-    return bool(all_classes_by_kind(hint))
+    return bool(classes_by_kind(hint))
 
 
 def experiment_to_dict(experiment: Experiment) -> dict[str, Any]:
@@ -181,34 +134,49 @@ def diff_experiments(saved: Experiment, requested: Experiment) -> dict[str, tupl
 
 def non_resumable_fields(experiment: Experiment) -> dict[str, Any]:
     """Return the fields that no resume may change, with their values."""
-    resumable = (*RESUMABLE_FIELDS, *STATE_SHAPE_FIELDS)
+    resumable = marked_fields(experiment, Mark.RESUMABLE)
+    fields = flatten_experiment(experiment)
+    return {name: value for name, value in fields.items() if not is_within(name, *resumable)}
+
+
+def forbidden_changes(
+    differences: dict[str, tuple[Any, Any]], requested: Experiment
+) -> dict[str, tuple[Any, Any]]:
+    """Return those of the differences that do not allow a run to be resumed.
+
+    Args:
+      differences: Saved and requested value of each field in which the experiments differ.
+      requested: The experiment that the resumed run is asked to train.
+    """
+    resumable = marked_fields(requested, Mark.RESUMABLE)
+    switches = marked_fields(requested, Mark.SWITCHES_STATE)
     return {
-        name: value
-        for name, value in flatten_experiment(experiment).items()
-        if not name.startswith(resumable) and not RESUMABLE_IN_TUPLES.fullmatch(name)
+        name: (old, new)
+        for name, (old, new) in differences.items()
+        if not is_within(name, *resumable)
+        or (name in switches and bool(old) != bool(new))
+        or name == "optimizer.kind"  # each has a state of its own
     }
 
 
-def forbidden_changes(differences: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Return those of the differences that do not allow a run to be resumed."""
-    return {name: pair for name, pair in differences.items() if not _may_change(name, *pair)}
+def marked_fields(settings: Any, mark: Mark, name: str = "") -> set[str]:
+    """Return the dotted paths of the settings, and of the parts, that have a mark."""
+    if isinstance(settings, tuple):
+        parts = [(f"{name}.{index}", part) for index, part in enumerate(settings)]
+        return set().union(*(marked_fields(part, mark, inner) for inner, part in parts))
+    if not dataclasses.is_dataclass(settings):
+        return set()
+    found = set()
+    for field, marks in field_marks(type(settings)).items():
+        inner = f"{name}.{field}" if name else field
+        found |= {inner} if mark in marks else set()
+        found |= marked_fields(getattr(settings, field), mark, inner)
+    return found
 
 
-def _may_change(name: str, old: Any, new: Any) -> bool:
-    if name in STATE_SHAPE_FIELDS and (isinstance(old, str) or bool(old) != bool(new)):
-        return False
-    return name.startswith(RESUMABLE_FIELDS) or bool(RESUMABLE_IN_TUPLES.fullmatch(name))
-
-
-def classes_by_kind(hint: Any) -> Mapping[str, type]:
-    """Return the classes that a field with this type hint may hold, by kind.
-
-    Empty if the field has a single class. None in a union is not listed: it has no kind.
-    """
-    known = all_classes_by_kind(hint)
-    if known is SCHEDULES and len(set(known.values())) == 1:
-        return {}  # `kind` is a setting like others until there is a schedule of another class
-    return known
+def is_within(name: str, *parts: str) -> bool:
+    """Return True if a setting is one of these, or in one of these parts."""
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 OPEN_PARTS: tuple[tuple[type, Callable[[], Mapping[str, type]]], ...] = (
@@ -221,8 +189,12 @@ OPEN_PARTS: tuple[tuple[type, Callable[[], Mapping[str, type]]], ...] = (
 """Parts to which users add classes of their own: the base class, and all classes by kind."""
 
 
-def all_classes_by_kind(hint: Any) -> Mapping[str, type]:
-    """Return `classes_by_kind`, and the kinds of the shipped schedules, which are one class."""
+def classes_by_kind(hint: Any) -> Mapping[str, type]:
+    """Return the classes that a field with this type hint may hold, by kind.
+
+    Empty if the field has a single class. None in a union is not listed: it has no kind. The kinds
+    of the shipped schedules are one class, of which `kind` is a field.
+    """
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     classes = [each for each in members if isinstance(each, type)]
     for base, known in OPEN_PARTS:

@@ -16,16 +16,15 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from train.data.files import expand_user
-from train.errors import UsageError, UserError, as_user_error
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import TASKS
+from train.errors import UsageError, UserError
+from train.tasks.registry import TASKS
+from train.tasks.task import TaskConfig
 from transformer.attention.mixer import MIXERS, MixerConfig
 
 ENTRY_POINT_GROUP = "linen_transformer.plugins"
@@ -36,8 +35,6 @@ IMPORT_VARIABLE = "LINEN_TRANSFORMER_IMPORT"
 
 OWN_PACKAGES = ("train", "transformer", "configs")
 """Top-level packages of this project."""
-
-_MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _imported: dict[str, None] = {}
 """Names that the user gave, in order; files by their absolute path."""
@@ -66,10 +63,6 @@ def import_modules(names: Sequence[str], source: str) -> None:
                 import_file(path, f"{source} {name}")
             _imported[path] = None
             continue
-        if not _MODULE_NAME.fullmatch(name):
-            raise UsageError(
-                f"{source} {name}: is not a module name; give mypackage.module or a .py file"
-            )
         try:
             # Appended only if needed: an optional dependency of a library, which is not installed,
             # is not to be found in the current folder.
@@ -112,12 +105,11 @@ def import_file(file: str, name: str) -> ModuleType:
       UsageError: there is no such file, or it raises an exception.
     """
     path = expand_user(pathlib.Path(file))
-    with as_user_error(name):
-        if not path.is_file():
-            raise UsageError(f"{name}: there is no such file; give the path of a .py file")
+    if not path.is_file():
+        raise UsageError(f"{name}: there is no such file; give the path of a .py file")
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{name}: is not a Python file; give the path of a .py file")
+    assert spec
+    assert spec.loader
     append_to_path(path.absolute().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # A dataclass looks its module up here.
@@ -179,8 +171,7 @@ def _modules_of_parts(part: object) -> Iterator[str]:
     if isinstance(part, MixerConfig):
         registered = MIXERS[part.kind]
     elif isinstance(part, TaskConfig):
-        implementation = TASKS[type(part).__name__].implementation
-        registered = registered if isinstance(implementation, str) else implementation
+        registered = TASKS[type(part).__name__].make
     if registered.__module__.partition(".")[0] not in OWN_PACKAGES:
         yield registered.__module__
     for field in dataclasses.fields(part):
@@ -206,7 +197,7 @@ def check_imports(recorded: object, source: str) -> None:
     """
     if recorded is None:
         return
-    if not isinstance(recorded, list) or not all(map(_is_import_name, recorded)):
+    if not isinstance(recorded, list) or not all(isinstance(each, str) for each in recorded):
         raise UserError(f"{source}: imports is not a list of modules; restore the original file")
     missing = [name for name in recorded if not _is_imported(name)]
     if missing:
@@ -215,12 +206,6 @@ def check_imports(recorded: object, source: str) -> None:
             f"{source}: the run needs Python code that is not part of this package; if you "
             f"trust that code, add {flags} (in Python, import it)"
         )
-
-
-def _is_import_name(name: object) -> bool:
-    if not isinstance(name, str):
-        return False
-    return name.endswith(".py") or bool(_MODULE_NAME.fullmatch(name))
 
 
 def _is_imported(name: str) -> bool:

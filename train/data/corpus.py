@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
-from train.data.python_data import held_data
+from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.data.text_splits import (
     DocumentSplits,
     FingerprintedSplits,

@@ -1,65 +1,34 @@
 """Settings of the data: the interface of all kinds, tokenizers, and running text.
 
 Several sources of running text are in `TextDataConfig.sources` and `TextDataConfig.streaming`.
-
-Imports nothing heavy: the command line reads this module for `--help`.
 """
 
 import abc
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
+from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.errors import UsageError
-from transformer.validation import Bounds, check_settings
+from train.settings import Settings
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveFloat, PositiveInt
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
 SplitMethod = Literal["documents", "tail"]
 
 NUM_BYTE_VALUES = 256
 
-PYTHON_DATA_PREFIX = "python:data/"
-"""Start of a `path` that names data given from Python (`train.data.python_data`)."""
 
-
-FileSize = Annotated[int, Bounds(maximum=2**63 - 1)]
+FileSize = Annotated[int, Bounds(0, 2**63 - 1)]
 """Bytes or characters of a file."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise UsageError with ``message`` ("field: problem; remedy") unless ``condition`` holds."""
-    if not condition:
-        raise UsageError(message)
-
-
-def require_types(config: Any, name: str) -> None:
-    """Raise UsageError unless every field of a dataclass has its own type."""
-    try:
-        check_settings(config, name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def require_at_least(minimum: int, section: str, config: Any, *names: str) -> None:
-    """Raise UsageError for the first of these fields that is below `minimum`."""
-    for name in names:
-        if getattr(config, name) < minimum:
-            field = f"{section}.{name}" if section else name
-            raise UsageError(f"{field} {getattr(config, name)}: give {minimum} or more")
-
-
-def require_one_of(name: str, value: str, choices: object) -> None:
-    """Raise UsageError unless ``value`` is one of the values of ``choices``, a Literal."""
-    known = get_args(choices)
-    require(value in known, f"{name}: {value!r} is not known; choose from {', '.join(known)}")
-
-
 @dataclasses.dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(Settings, part="data.tokenizer"):
     """Settings of the tokenizer. Every kind has one token that separates documents."""
 
-    kind: TokenizerKind = "bpe"
+    kind: Annotated[TokenizerKind, Mark.COMMON] = "bpe"
     """byte: the 256 bytes. character: all characters of the text, held-out text included. word:
     words between spaces, and <eos> for a newline. bpe: byte-level byte-pair encoding. wordpiece:
     BERT's. The last three are trained on the training split. file: an existing tokenizer."""
@@ -74,7 +43,7 @@ class TokenizerConfig:
     lowercase: bool = False
     """Lowercase all text first. Decoded text is then lowercase too."""
 
-    training_characters: FileSize = 100_000_000
+    training_characters: Annotated[int, Bounds(1, 2**63 - 1)] = 100_000_000
     """Number of characters, from the start of the training split, that word, bpe and wordpiece
     are trained on."""
 
@@ -84,38 +53,31 @@ class TokenizerConfig:
         return self.kind in ("file", "byte")
 
     def __post_init__(self) -> None:
-        name = "data.tokenizer"
-        require_types(self, name)
-        require_one_of(f"{name}.kind", self.kind, TokenizerKind)
-        if self.kind == "file":
-            require(
-                bool(self.path),
-                f"{name}.path: is empty; kind=file needs a tokenizer.json, a vocab.txt or a folder",
+        super().__post_init__()
+        if self.kind == "file" and not self.path:
+            raise UsageError(
+                "data.tokenizer.path: is empty; kind=file needs a tokenizer.json, a vocab.txt or a "
+                "folder"
             )
-            require(
-                not self.lowercase,
-                f"{name}.lowercase: a tokenizer from a file has its own rule; leave it out",
+        if self.kind == "file" and self.lowercase:
+            raise UsageError(
+                "data.tokenizer.lowercase: a tokenizer from a file has its own rule; leave it out"
             )
-        else:
-            require(
-                not self.path,
-                f"{name}.path: {self.path} has no effect; set {name}.kind to file",
+        if self.kind != "file" and self.path:
+            raise UsageError(
+                f"data.tokenizer.path: {self.path} has no effect; set data.tokenizer.kind to file"
             )
         # BPE starts from the bytes and the separator; word and wordpiece need a few tokens.
         least = NUM_BYTE_VALUES + 1 if self.kind == "bpe" else 8
-        require(
-            self.vocab_size >= least,
-            f"{name}.vocab_size: {self.vocab_size} is too small; {self.kind} needs {least} or more",
-        )
-        require(
-            self.training_characters > 0,
-            f"{name}.training_characters: {self.training_characters} leaves no text to train on; "
-            "give a positive number",
-        )
+        if self.vocab_size < least:
+            raise UsageError(
+                f"data.tokenizer.vocab_size: {self.vocab_size} is too small; {self.kind} needs "
+                f"{least} or more"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig(abc.ABC):
+class DataConfig(Settings, abc.ABC, part="data"):
     """Interface of the data settings, `Experiment.data`: a frozen dataclass.
 
     It states the facts about batches that the trainer and the estimates need before any data are
@@ -156,8 +118,6 @@ class DataConfig(abc.ABC):
         """
         if not self.path.startswith(PYTHON_DATA_PREFIX):
             return None
-        from train.data.python_data import held_data
-
         return held_data(self.path).splits.get(split)
 
     @property
@@ -198,15 +158,11 @@ class ArrayDataConfig(DataConfig):
 
     length_field = "length"
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """File or folder, for a task that reads one."""
 
-    length: int = 64
+    length: Annotated[PositiveInt, Mark.COMMON] = 64
     """Positions of an example, T."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data")
-        require(self.length >= 1, f"data.length: {self.length} is too small; give 1 or more")
 
     @property
     def longest_example(self) -> int:
@@ -218,23 +174,23 @@ class ArrayDataConfig(DataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class SourceConfig:
+class SourceConfig(Settings, part="data.sources"):
     """One of several sources of running text that are mixed. Paths are as in `TextDataConfig`."""
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE] = ""
     """Training text. Held-out text is taken from it unless validation_path is set."""
 
     name: str = ""
     """Name of the source in metrics: letters, digits, and any of . _ -. Empty: the last part of the
     path, without its endings."""
 
-    weight: float = 1.0
+    weight: PositiveFloat = 1.0
     """Share of the training tokens, relative to the weights of the other sources. Positive."""
 
-    validation_path: str = ""
+    validation_path: Annotated[str, Mark.RESUMABLE] = ""
     """Validation text. Empty: held out of path."""
 
-    test_path: str = ""
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
     """Test text. Empty: no test split of this source."""
 
     text_field: str = "text"
@@ -243,34 +199,22 @@ class SourceConfig:
     max_bytes: FileSize = 0
     """Maximum number of bytes of text to read from each path. 0: all of it. Not for streams."""
 
-    max_epochs: int = 0
+    max_epochs: Annotated[NonNegativeInt, Mark.RESUMABLE] = 0
     """Passes over the source after which training stops with an error. 0: no limit."""
 
     def __post_init__(self) -> None:
-        require_types(self, "data.sources")
-        require(
-            0 < self.weight < float("inf"),
-            f"data.sources.weight: {self.weight} is not positive; give a positive number, or "
-            "leave the source out",
-        )
-        require(
-            re.fullmatch(r"[\w.-]*", self.name) is not None,
-            f"data.sources.name: {self.name!r} cannot name a metric; give letters, digits and "
-            "any of . _ -",
-        )
-        require(
-            bool(self.text_field),
-            "data.sources.text_field: is empty; name the JSON field of the text",
-        )
-        for name in ("max_bytes", "max_epochs"):
-            require(
-                getattr(self, name) >= 0,
-                f"data.sources.{name}: {getattr(self, name)} is negative; give 0 for no limit",
+        super().__post_init__()
+        if not re.fullmatch(r"[\w.-]*", self.name):
+            raise UsageError(
+                f"data.sources.name: {self.name!r} cannot name a metric; give letters, digits and "
+                "any of . _ -"
             )
+        if not self.text_field:
+            raise UsageError("data.sources.text_field: is empty; name the JSON field of the text")
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamingConfig:
+class StreamingConfig(Settings, part="data.streaming"):
     """Training text that is read while the run trains, never whole."""
 
     enabled: bool = False
@@ -278,25 +222,17 @@ class StreamingConfig:
     disk. For data larger than the disk or the memory. The paths hold JSON lines (also compressed)
     or Parquet, local or remote (also https://)."""
 
-    shuffle_window: int = 4096
+    shuffle_window: PositiveInt = 4096
     """Documents that are read ahead and shuffled. 1: the order of the files."""
 
-    readers: int = 1
+    readers: PositiveInt = 1
     """Readers of each source, each with its part of the files and of the rows of a batch. It
     divides the batch size. A host runs the readers of its rows: with as many readers as hosts, each
     file is read by one host. The data do not depend on the number of hosts."""
 
-    validation_documents: int = 1000
+    validation_documents: PositiveInt = 1000
     """Documents, from the start of the first file, that are held out unless there is a
     validation_path."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data.streaming")
-        for name in ("shuffle_window", "readers", "validation_documents"):
-            require(
-                getattr(self, name) >= 1,
-                f"data.streaming.{name}: {getattr(self, name)} is too small; give 1 or more",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,14 +254,14 @@ class TextDataConfig(DataConfig):
     length_field = "sequence_length"
     is_text = True
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """Training text. Held-out text is taken from it unless there are validation files."""
 
-    validation_path: str = ""
+    validation_path: Annotated[str, Mark.RESUMABLE] = ""
     """Validation text. Empty: that of a folder that has files of this split, or held out of
     path."""
 
-    test_path: str = ""
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
     """Test text. Empty: that of a folder that has files of this split, or none."""
 
     sources: tuple[SourceConfig, ...] = ()
@@ -342,14 +278,14 @@ class TextDataConfig(DataConfig):
     of their names. tail: the last characters, even from the middle of a document (also used if path
     has a single document)."""
 
-    validation_fraction: float = 0.1
+    validation_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.1
     """Fraction of the characters of path to hold out. For documents: at most this fraction, and
     at least one document."""
 
     max_bytes: FileSize = 0
     """Maximum number of bytes of text to read from each path. 0: all of it."""
 
-    sequence_length: int = 256
+    sequence_length: Annotated[PositiveInt, Mark.COMMON] = 256
     """T, tokens per window."""
 
     document_masking: bool = True
@@ -359,27 +295,14 @@ class TextDataConfig(DataConfig):
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Settings of the tokenizer."""
 
-    cache_dir: str = ""
+    cache_dir: Annotated[str, Mark.RESUMABLE] = ""
     """Local folder for encoded text. Empty: $TRANSFORMER_CACHE, or else linen-transformer under
     $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
-        require_types(self, "data")
-        require_one_of("data.split_method", self.split_method, SplitMethod)
-        require(
-            0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a fraction; give a "
-            "number between 0 and 1",
-        )
-        require(
-            self.sequence_length >= 1,
-            f"data.sequence_length: {self.sequence_length} is too small; give 1 or more",
-        )
-        require(
-            self.max_bytes >= 0,
-            f"data.max_bytes: {self.max_bytes} is negative; give 0 to read all",
-        )
-        require(bool(self.text_field), "data.text_field: is empty; name the JSON field of the text")
+        super().__post_init__()
+        if not self.text_field:
+            raise UsageError("data.text_field: is empty; name the JSON field of the text")
 
     @property
     def longest_example(self) -> int:

@@ -1,21 +1,13 @@
-"""Settings of data with separate examples: labeled texts, tagged words, bitext, ListOps, features.
-
-Imports nothing heavy: the command line reads this module for `--help`.
-"""
+"""Settings of data with separate examples: labels, tagged words, bitext, ListOps, features."""
 
 import codecs
 import dataclasses
 from typing import Annotated, Literal
 
-from train.data.data_config import (
-    ArrayDataConfig,
-    DataConfig,
-    TokenizerConfig,
-    require,
-    require_one_of,
-    require_types,
-)
-from transformer.validation import Bounds
+from train.data.data_config import ArrayDataConfig, DataConfig, TokenizerConfig
+from train.errors import UsageError
+from train.settings import HostSeed
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveFloat, PositiveInt
 
 ClassificationFormat = Literal["tsv", "label_first"]
 TagColumn = Literal["upos", "xpos"]
@@ -29,50 +21,31 @@ class ExampleDataConfig(DataConfig):
     are in docs/tasks.md.
     """
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """Training examples. Held-out examples are taken from it unless there are validation files."""
 
-    validation_path: str = ""
+    validation_path: Annotated[str, Mark.RESUMABLE] = ""
     """Validation examples. Empty: those of a folder that has files of this split, or held out of
     path."""
 
-    test_path: str = ""
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
     """Test examples. Empty: those of a folder that has files of this split, or none."""
 
-    validation_fraction: float = 0.1
+    validation_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.1
     """Fraction of the examples of path to hold out if validation_path is empty."""
 
-    split_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    split_seed: HostSeed = 0
     """Seed of the choice of held-out examples."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of an example."""
 
-    max_buckets: int = 8
+    max_buckets: PositiveInt = 8
     """Maximum number of lengths that examples are padded to. Each is a program to compile. 1: pad
     all examples to the longest."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Settings of the tokenizer. It is trained on the training split."""
-
-    def __post_init__(self) -> None:
-        require_types(self, "data")
-        require(
-            0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a fraction; give a "
-            "number between 0 and 1",
-        )
-        require(
-            self.split_seed >= 0,
-            f"data.split_seed: {self.split_seed} is negative; give 0 or more",
-        )
-        require(
-            self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
-        )
-        require(
-            self.max_buckets >= 1,
-            f"data.max_buckets: {self.max_buckets} is too few; give 1 or more",
-        )
 
     @property
     def longest_example(self) -> int:
@@ -108,25 +81,24 @@ class ClassificationDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("data.format", self.format, ClassificationFormat)
         if self.format == "tsv" and not self.header:
             for name in ("label_column", "text_column"):
                 column = getattr(self, name)
-                require(
-                    column.isdecimal(),
-                    f"data.{name}: {column!r} is not a column number, and there is no header to "
-                    "find a name in; give 0 or more, or set data.header",
-                )
-        require(
-            self.label_column != self.text_column,
-            f"data.text_column: column {self.text_column} is the label; give another",
-        )
+                if not column.isdecimal():
+                    raise UsageError(
+                        f"data.{name}: {column!r} is not a column number, and there is no header "
+                        "to find a name in; give 0 or more, or set data.header"
+                    )
+        if self.label_column == self.text_column:
+            raise UsageError(
+                f"data.text_column: column {self.text_column} is the label; give another"
+            )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            require(
-                False, f"data.encoding: {self.encoding!r} is not known; give utf-8 or latin-1, say"
-            )
+            raise UsageError(
+                f"data.encoding: {self.encoding!r} is not known; give utf-8 or latin-1, say"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,16 +119,16 @@ class BitextDataConfig(ExampleDataConfig):
     """Ending of the file, or name of the column, in the target language. BLEU takes it as the
     language's code."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of a sentence, its end token included. Longer pairs are removed
     from the training split and truncated in the others. Their number is reported."""
 
-    batch_tokens: int = 0
+    batch_tokens: NonNegativeInt = 0
     """Maximum number of tokens of a batch: its rows times the longer of its two sides, padding
     included. Batches of shorter pairs have more rows, up to batch_size (0: no such limit). 0: every
     batch has batch_size pairs, of any length."""
 
-    batch_size_multiple: int = 8
+    batch_size_multiple: PositiveInt = 8
     """With batch_tokens, rows of a batch are a multiple of this, so that they divide among devices
     and microbatches. It is a setting, and not derived from them, because the order of the data must
     not depend on the hardware."""
@@ -167,22 +139,13 @@ class BitextDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("source_lang", "target_lang"):
-            require(
-                bool(getattr(self, name)), f"data.{name}: is empty; give a file ending such as en"
+            if not getattr(self, name):
+                raise UsageError(f"data.{name}: is empty; give a file ending such as en")
+        if self.source_lang == self.target_lang:
+            raise UsageError(
+                f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
+                "of the other files"
             )
-        require(
-            self.source_lang != self.target_lang,
-            f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
-            "of the other files",
-        )
-        require(
-            self.batch_tokens >= 0,
-            f"data.batch_tokens: {self.batch_tokens} is negative; give 0 for none, or more",
-        )
-        require(
-            self.batch_size_multiple >= 1,
-            f"data.batch_size_multiple: {self.batch_size_multiple} is too small; give 1 or more",
-        )
 
     @property
     def shortest_row(self) -> int:
@@ -200,22 +163,18 @@ class TokenLabelDataConfig(ExampleDataConfig):
     tag_column: TagColumn = "upos"
     """CoNLL-U: the universal tags, or those of the language."""
 
-    max_length: int = 128
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
     """Maximum number of tokens of a row. A longer sentence is cut between words into several rows,
     so that no word is lost."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("data.tag_column", self.tag_column, TagColumn)
 
 
 def _require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
     """Raise UsageError for tokens that are words: `Yes.<eos>User:` would be one."""
-    require(
-        tokenizer.kind != "word",
-        "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
-        "bpe, or file with the tokenizer of a model",
-    )
+    if tokenizer.kind == "word":
+        raise UsageError(
+            "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
+            "bpe, or file with the tokenizer of a model"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +185,7 @@ class ConversationDataConfig(ExampleDataConfig):
     or both lists of messages.
     """
 
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
     """Tokens of a row. Longer conversations are cut at their ends; their number is reported."""
 
     packing: bool = True
@@ -244,7 +203,7 @@ class ConversationDataConfig(ExampleDataConfig):
 class PreferenceDataConfig(ExampleDataConfig):
     """Pairs of answers in JSON lines: `prompt`, `chosen` and `rejected`, texts or messages."""
 
-    max_length: int = 512
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
     """Tokens of a row, which holds both sequences of a pair: half of it for each. Longer sequences
     are cut at their ends; their number is reported."""
 
@@ -265,33 +224,33 @@ class ListOpsDataConfig(ExampleDataConfig):
     are read from files.
     """
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """File as the arena publishes it, with columns Source and Target; likewise validation_path and
     test_path. Empty: expressions are generated."""
 
-    train_examples: int = 96_000
+    train_examples: PositiveInt = 96_000
     """Number of training expressions to generate."""
 
-    validation_examples: int = 2000
+    validation_examples: PositiveInt = 2000
     """Number of validation expressions to generate."""
 
-    test_examples: int = 2000
+    test_examples: PositiveInt = 2000
     """Number of test expressions to generate."""
 
-    min_length: int = 500
+    min_length: NonNegativeInt = 500
     """Generated expressions have more tokens than this. Operators, digits and ] are one token."""
 
-    max_length: int = 2000
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 2000
     """Generated expressions have fewer tokens than this, so that they fit with the start token.
     Longer ones in files are truncated."""
 
-    max_depth: Annotated[int, Bounds(maximum=500)] = 10
+    max_depth: Annotated[int, Bounds(2, 500)] = 10
     """Maximum depth of nesting: operators stand at smaller depths, and digits alone at this one."""
 
-    max_arguments: Annotated[int, Bounds(maximum=2**16)] = 10
+    max_arguments: Annotated[int, Bounds(2, 2**16)] = 10
     """Maximum number of arguments of an operator; the minimum is 2."""
 
-    generator_seed: Annotated[int, Bounds(maximum=2**63 - 1)] = 0
+    generator_seed: HostSeed = 0
     """Seed of the generated expressions."""
 
     tokenizer: TokenizerConfig = TokenizerConfig(
@@ -301,29 +260,16 @@ class ListOpsDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("train_examples", 1),
-            ("validation_examples", 1),
-            ("test_examples", 1),
-            ("min_length", 0),
-            ("max_depth", 2),
-            ("max_arguments", 2),
-            ("generator_seed", 0),
-        ):
-            value = getattr(self, name)
-            require(value >= least, f"data.{name}: {value} is too small; give {least} or more")
-        require(
-            # Both bounds are exclusive: one length has to lie between them.
-            self.max_length - self.min_length >= 2,
-            f"data.min_length: no expression is longer than {self.min_length} tokens and "
-            f"shorter than data.max_length {self.max_length}; give less",
-        )
-        if not self.path:
-            for name in ("validation_path", "test_path"):
-                require(
-                    not getattr(self, name),
-                    f"data.{name}: has no effect while expressions are generated; set data.path "
-                    "too",
+        # Both bounds are exclusive: one length has to lie between them.
+        if self.max_length - self.min_length < 2:
+            raise UsageError(
+                f"data.min_length: no expression is longer than {self.min_length} tokens and "
+                f"shorter than data.max_length {self.max_length}; give less"
+            )
+        for name in ("validation_path", "test_path"):
+            if getattr(self, name) and not self.path:
+                raise UsageError(
+                    f"data.{name}: has no effect while expressions are generated; set data.path too"
                 )
 
 
@@ -331,30 +277,23 @@ class ListOpsDataConfig(ExampleDataConfig):
 class FeatureDataConfig(ArrayDataConfig):
     """Examples of numbers with a label each: images, sound, graphs, or sequences of vectors."""
 
-    path: str = ""
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
     """A .npz file with `labels` [examples] and one of `images` [examples, height, width(,
     channels)], `signals` [examples, samples] and `features` [examples, T, numbers]; optionally
     `adjacency` [examples, T, T]. Or a built-in set: builtin:digits, builtin:chirps,
     builtin:graphs."""
 
-    test_path: str = ""
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
     """Likewise, for the test split. Empty: none, unless the set is built in."""
 
-    patch_size: int = 0
+    patch_size: NonNegativeInt = 0
     """Images: height and width of a patch. Each patch is one position."""
 
-    frame_length: int = 0
+    frame_length: NonNegativeInt = 0
     """Signals: samples of a frame. The spectrum of each frame is one position."""
 
-    frame_step: int = 0
+    frame_step: NonNegativeInt = 0
     """Signals: samples from the start of a frame to the next. 0: half of frame_length."""
 
-    scale: float = 1.0
+    scale: PositiveFloat = 1.0
     """Images and features are divided by this: 255 for pixels of one byte."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("patch_size", "frame_length", "frame_step"):
-            value = getattr(self, name)
-            require(value >= 0, f"data.{name}: {value} is negative; give a size, or 0")
-        require(self.scale > 0, f"data.scale: {self.scale} is not positive; give a divisor")

@@ -7,15 +7,13 @@ stay in this process, for as long as the run that `fit` returned.
 import dataclasses
 import hashlib
 import json
-import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from train.data.arrays import check_arrays
 from train.data.data_config import (
-    PYTHON_DATA_PREFIX,
     ArrayDataConfig,
     DataConfig,
     StreamingConfig,
@@ -26,44 +24,22 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
+from train.data.held_data import HELD_DATA, PYTHON_DATA_PREFIX, PythonData
 from train.data.text_files import check_unicode
 from train.errors import UserError
-
-if TYPE_CHECKING:
-    from train.experiment import Experiment
 
 SPLITS = ("train", "validation", "test")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PythonData:
-    """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
-
-    splits: Mapping[str, Any]
-    """A list of examples for each split; for `ArrayDataConfig`, a dict of arrays."""
-    path: str
-    """Value of `data.path`."""
-
-    @property
-    def has_token_arrays(self) -> bool:
-        """True if the examples are arrays of token ids, and not texts."""
-        examples = self.splits["train"]
-        return isinstance(examples, list) and isinstance(examples[0], np.ndarray)
-
-
-_held: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
-"""Data by path. Settings are plain values, so they can only name the data."""
-
-
 def hold_data(
-    experiment: "Experiment", data: Any, validation_data: Any = None
-) -> tuple["Experiment", PythonData]:
-    """Return the experiment with `data.path` naming the data, and the data.
+    config: DataConfig, data: Any, validation_data: Any = None
+) -> tuple[DataConfig, PythonData]:
+    """Return the settings with `path` naming the data, and the data.
 
     The data can be read while the second value is alive.
 
     Args:
-      experiment: Its data settings decide what an example is; their paths are replaced.
+      config: They decide what an example is; their paths are replaced.
       data: Training examples, or a dict of splits: train, validation, test. For `ArrayDataConfig`,
         the examples are a dict of arrays by name.
       validation_data: Validation examples.
@@ -71,7 +47,6 @@ def hold_data(
     Raises:
       UserError: The data are empty, or are not examples of the task.
     """
-    config = experiment.data
     splits = dict(data) if is_by_split(config, data) else {"train": data}
     if validation_data is not None:
         if "validation" in splits:
@@ -83,19 +58,18 @@ def hold_data(
         raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
     ordered = {name: splits[name] for name in SPLITS if name in splits}
     if isinstance(config, ArrayDataConfig):
-        python_data = _hold_arrays(experiment, ordered)
+        python_data = _hold_arrays(ordered)
     else:
         python_data = _hold_examples(config, ordered)
     # Equal data have one path and are held once: the first object stays, because the runs that name
     # it keep only that one alive.
-    python_data = _held.setdefault(python_data.path, python_data)
+    python_data = HELD_DATA.setdefault(python_data.path, python_data)
     paths: dict[str, Any] = {"path": python_data.path}
     if not isinstance(config, ArrayDataConfig):
         paths |= {"validation_path": "", "test_path": ""}
     if isinstance(config, TextDataConfig):
         paths |= {"sources": (), "streaming": StreamingConfig()}
-    named: Any = dataclasses.replace(config, **paths)
-    return dataclasses.replace(experiment, data=named), python_data
+    return dataclasses.replace(config, **paths), python_data
 
 
 def is_by_split(config: DataConfig, data: Any) -> bool:
@@ -104,16 +78,6 @@ def is_by_split(config: DataConfig, data: Any) -> bool:
         return False
     is_arrays = isinstance(config, ArrayDataConfig)
     return not is_arrays or any(isinstance(each, Mapping) for each in data.values())
-
-
-def held_data(path: str) -> PythonData:
-    """Return the data that a path names. Raises UserError if they are not in this process."""
-    if path not in _held:
-        raise UserError(
-            f"data.path {path}: names data given from Python, which this process does not have; "
-            "in Python, train.load(W).evaluate(data=...) takes them, and so does train.fit"
-        )
-    return _held[path]
 
 
 def check_same_data(workdir: object, saved_path: str, path: str) -> None:
@@ -137,16 +101,8 @@ def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
     return PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
 
 
-def _hold_arrays(experiment: "Experiment", splits: Mapping[str, Any]) -> PythonData:
+def _hold_arrays(splits: Mapping[str, Any]) -> PythonData:
     """Return arrays by name, checked. They are copies: the caller may change its own in place."""
-    from train.tasks.array_task import ArrayTask  # late: tasks import the readers of data
-    from train.tasks.task_registry import make_task
-
-    if not isinstance(make_task(experiment), ArrayTask):
-        raise UserError(
-            f"data: the task {type(experiment.task).__name__} reads its own; derive its class from "
-            "ArrayTask to give it arrays"
-        )
     checked = {}
     for split, arrays in splits.items():
         if not isinstance(arrays, Mapping):

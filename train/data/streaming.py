@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.data.data_config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
+from train.data.data_config import SourceConfig, StreamingConfig
 from train.data.examples import seeded_permutation
 from train.data.files import Notes, TextFile, find_splits
+from train.data.held_data import PYTHON_DATA_PREFIX
 from train.data.rows import START, RecordPosition
 from train.data.text_files import LIBRARY_PATH, Document, DocumentReader
 from train.data.token_file import DocumentFrame, HostBatch, TokenStream, Windows

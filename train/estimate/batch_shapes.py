@@ -5,11 +5,11 @@ import dataclasses
 import jax
 from jax.sharding import Mesh
 
+from train.assembly import make_task, with_task
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
 from train.parallel.sharding import checked_sharding
-from train.tasks.task_registry import make_task
 
 
 def max_batch_shape(experiment: Experiment) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def _resolve_from_data(experiment: Experiment) -> Experiment:
     """Return the experiment with the sizes of its data."""
     try:
         task = make_task(experiment)
-        return task.resolve_experiment(task.prepare_corpus())
+        return with_task(experiment, task.resolve(task.prepare_corpus()))
     except UserError as error:
         has_features = hasattr(experiment.task, "num_features")
         flags = ["--task.num-features" if has_features else "--model.vocab-size"]

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from train.assembly import make_engine_on
+from train.engines.jit_engine import JitEngine
 from train.errors import UsageError, UserError
 from train.estimate.batch_shapes import (
     max_batch_shape,
@@ -32,8 +34,6 @@ from train.estimate.batch_shapes import (
 from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import COMPILER_PACKAGES, Clock, Target, target_devices
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
-from train.lora.layout import abstract_frozen
 from train.parallel.mesh import make_mesh
 from train.runtime.oom import is_oom_error
 
@@ -93,12 +93,12 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     """
     mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
-        engine = JitEngine(experiment, mesh, target.hardware)
+        engine = make_engine_on(mesh, experiment, target.hardware, JitEngine)
         state: Any = engine.abstract_state()
         batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    frozen = bytes_per_device(abstract_frozen(engine))
+    frozen = bytes_per_device(engine.abstract_frozen())
     weights, optimizer = bytes_per_device(state.params), bytes_per_device(state.optimizer)
     sizes: dict[str, Any] = dict(
         weights=weights + frozen,
@@ -248,7 +248,7 @@ def time_step(
     state: Any = engine.init()
     batch = engine.put_batch(random_batch(experiment))
     zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)  # noqa: E731
-    frozen = jax.tree.map(zeros, abstract_frozen(engine))  # of a LoRA run
+    frozen = jax.tree.map(zeros, engine.abstract_frozen())  # of a LoRA run
     seconds = []
     for _ in range(1 + steps):
         jax.block_until_ready((state, batch))

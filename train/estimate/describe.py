@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console, RenderableType
 
+from train.assembly import make_task
 from train.errors import UsageError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.compile import CompiledStep, compile_step
@@ -21,7 +22,6 @@ from train.experiment import Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
-from train.tasks.task_registry import make_task
 from transformer import flops
 from transformer.attention.full import AttentionConfig
 from transformer.flops import AttentionTraffic, TokenFlops
@@ -428,7 +428,7 @@ def describe(
     """
     experiment, notes = resolve_sizes(experiment)
     task = make_task(experiment)
-    if task.has_reference_pass:
+    if task.needs_base_weights:
         notes += ("a training step also has a forward pass of the reference, not counted here",)
     try:
         quantities = Quantities(experiment, hardware or Hardware())

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.engine import make_train_step
+from train.assembly import make_task, training_config
+from train.engines.engine import make_train_step
+from train.engines.lora import make_lora_layout
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
-from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.sharding import (
@@ -28,7 +29,6 @@ from train.parallel.sharding import (
     replicated_sharding,
 )
 from train.state import TrainState, init_state
-from train.tasks.task_registry import make_task
 from transformer.flops import TokenFlops, count_token_flops, count_training_flops
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
@@ -109,16 +109,25 @@ class StateShapes(NamedTuple):
         # The state is the same on any hardware and with any rematerialization. Trace the plain
         # form: kernels trace only on their own hardware, and `offload` needs a host memory space.
         plain = dataclasses.replace(experiment.model, remat="none")
-        model = make_task(dataclasses.replace(experiment, model=plain)).make_model(
-            Hardware(), unconstrained
-        )
+        task = make_task(dataclasses.replace(experiment, model=plain))
+        model = task.make_model(Hardware(), unconstrained)
         axes, frozen, frozen_axes = model.logical_axes(), None, None
         lora = make_lora_layout(experiment.lora, axes)
         if lora is not None:
             frozen = lora.freeze(jax.eval_shape(model.init_params, jax.random.key(0)))
             axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
-        step = make_train_step(experiment, model, axes)
-        init = functools.partial(init_state, experiment, model, step.optimizer, lora)
+        config = training_config(experiment)
+        step = make_train_step(config, task.make_loss_fn(model), axes, model.config.d_model)
+        init = functools.partial(
+            init_state,
+            config.seed,
+            model,
+            step.optimizer,
+            loss_scale=config.loss_scale,
+            ema=config.ema,
+            recovery=config.recovery,
+            lora=lora,
+        )
         return cls(jax.eval_shape(init), axes, frozen, frozen_axes)
 
     def bytes_per_chip(self, mesh: MeshConfig) -> StateBytes:
@@ -294,7 +303,7 @@ class Quantities:
         """Return the FLOPs of one token's forward and backward pass, and its reference pass."""
         length, fraction = self.sequence_length, self.predicted_fraction
         flops = count_training_flops(self.model, length, fraction, self.lora)
-        if make_task(self.experiment).has_reference_pass:
+        if make_task(self.experiment).needs_base_weights:
             flops = flops.plus(count_token_flops(self.model, length, fraction))
         return flops
 

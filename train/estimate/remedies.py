@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from train.engine import Engine
+from train.engines.engine import Engine
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.chips import Chip

@@ -8,22 +8,22 @@ lies closer to the minimum around which they move. If the run keeps an exponenti
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import (
+    CheckpointManager,
+    SkippedCheckpoint,
+    no_valid_checkpoint_error,
+)
+from train.engines.engine import Engine
 from train.errors import UsageError, UserError, printable
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
-from train.lora.layout import merged_params
 from train.state import TrainState
-
-if TYPE_CHECKING:
-    from train.engine import Engine
 
 _MAX_ATTEMPTS = 10
 """Attempts to read while the run trains on and deletes old checkpoints."""
@@ -43,7 +43,7 @@ def eval_params(state: TrainState) -> Any:
 
 def load_eval_weights(
     checkpoints: CheckpointManager,
-    engine: "Engine",
+    engine: Engine,
     experiment: Experiment,
     *,
     step: int | None = None,
@@ -83,7 +83,7 @@ def load_eval_weights(
 
 def _load(
     checkpoints: CheckpointManager,
-    engine: "Engine",
+    engine: Engine,
     experiment: Experiment,
     step: int | None,
     average: int | None,
@@ -113,7 +113,7 @@ def _load(
             check(each, checkpoints.read_metadata(each))
     # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
     params = _restore_mean(checkpoints, engine, steps)
-    return EvalWeights(merged_params(engine, params) if merged else params, steps)
+    return EvalWeights(engine.merged_params(params) if merged else params, steps)
 
 
 def newest_valid_step(checkpoints: CheckpointManager) -> int:
@@ -149,7 +149,7 @@ def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: 
     return [*due[max(0, len(due) - count + 1) :], newest]
 
 
-def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[int]) -> Any:
+def _restore_mean(checkpoints: CheckpointManager, engine: Engine, steps: list[int]) -> Any:
     """Return the mean of the weights of several steps, summed in float32, in their own dtype."""
     shapes = engine.abstract_state()
     name = "params" if shapes.ema is None else "ema"
@@ -164,7 +164,7 @@ def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[
 
 
 # One program for a whole tree. A program for each leaf would put as many in flight as the tree has
-# leaves, and several CPU devices can hold only a few (train/jit_engine.py).
+# leaves, and several CPU devices can hold only a few (train/engines/engine.py).
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(total: Any, other: Any) -> Any:
     return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, other)

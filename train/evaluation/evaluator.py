@@ -1,30 +1,45 @@
 """Evaluate a run while it trains, at its end, and later from its folder."""
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
+from train.assembly import make_engine, make_task
 from train.checkpoint.manager import CheckpointManager
-from train.engine import Engine, make_engine
+from train.data.tokenizer import Tokenizer
+from train.engines.engine import Engine
+from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
-from train.lora.layout import merged_params, model_params
-from train.lora.lora_config import LoRAConfig
-from train.run import Run, sample
+from train.parallel.sharding import num_shards
+from train.run_folder.base_weights import load_base
 from train.run_folder.folder import RunFolder
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.state import TrainState
-from train.tasks.task_registry import make_task
+from train.tasks.evaluation import EvaluatedModel, EvaluationOptions
+from train.tasks.task import SampleOptions
+from train.tasks.vocabulary import Labels
 from train.telemetry.reporter import Reporter
+from transformer.hardware import Hardware
+
+
+class WeightsOfRun(NamedTuple):
+    """A model with weights, and the vocabulary of its data: a `TrainedModel`."""
+
+    model: Any
+    params: Any
+    tokenizer: Tokenizer | None
+    labels: Labels
 
 
 class Evaluator:
     """Evaluate and sample a training run, and track its best evaluation."""
 
-    def __init__(self, experiment: Experiment, engine: Engine, corpus: Any, folder: RunFolder):
+    def __init__(self, experiment: Experiment, engine: Engine, corpus: Any):
         self.experiment, self.engine, self.corpus = experiment, engine, corpus
-        self.task, self.folder = make_task(experiment), folder
+        self.task = make_task(experiment)
         self.best = BestEvaluation()
 
     def restore_best(self, best: BestEvaluation, checkpoints: CheckpointManager) -> None:
@@ -70,16 +85,18 @@ class Evaluator:
 
     def model_params(self, state: TrainState) -> Any:
         """Return the weights of a state to evaluate, for the model."""
-        return model_params(self.engine, eval_params(state))
+        return self.engine.model_params(eval_params(state))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
         """Return the validation metrics, over the whole split or `evaluation.num_batches`."""
-        return self.task.evaluate(self.engine, params, self.corpus, "validation", full_split=whole)
+        return evaluate_split(
+            self.experiment, self.engine, params, self.corpus, "validation", whole=whole
+        )
 
     def log_sample(self, step: int, params: Any, report: Reporter) -> None:
         """Log a sample, or why there is none."""
         try:
-            text = self.generate_sample(params, step)
+            text = self.generate_sample(params)
         except Exception as error:  # noqa: BLE001
             # A sample only shows how the run is doing: no error of it may end the training.
             reason = str(error).partition("\n")[0] or type(error).__name__
@@ -88,15 +105,15 @@ class Evaluator:
         else:
             report.log_sample(step, text)
 
-    def generate_sample(self, params: Any, step: int) -> str:
+    def generate_sample(self, params: Any) -> str:
         """Return `sample.prompt` with the model's continuation; for other tasks, its answer."""
-        settings = self.experiment.sample
-        [text] = sample(
-            self.make_run(EvalWeights(params, [step]), {}),
+        settings, corpus = self.experiment.sample, self.corpus
+        [text] = self.task.sample(
+            WeightsOfRun(self.engine.model, params, corpus.tokenizer, corpus.labels),
             [settings.prompt],
-            max_new_tokens=settings.max_new_tokens,
-            sampling=settings.sampling_config(),
-            seed=self.experiment.seed,
+            SampleOptions(
+                settings.max_new_tokens, settings.sampling_config(), seed=self.experiment.seed
+            ),
         )
         return settings.prompt + text if self.task.continues_prompt else text
 
@@ -107,7 +124,7 @@ class Evaluator:
         averages = self.experiment.evaluation.average_checkpoints > 1
         if not self.experiment.uses_best_checkpoint and not averages:
             # Merged, as `load` returns them: `evaluate` then gives the same numbers.
-            return EvalWeights(merged_params(self.engine, eval_params(state)), [step])
+            return EvalWeights(self.engine.merged_params(eval_params(state)), [step])
         checkpoints.wait()
         return load_eval_weights(checkpoints, self.engine, self.experiment)
 
@@ -133,47 +150,62 @@ class Evaluator:
             self.log_sample(step, weights.params, report)
         return metrics
 
-    def make_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:
-        """Return the trained run with these weights and metrics."""
-        return Run(
-            self.experiment,
-            self.folder,
-            self.engine.model,
-            weights.params,
-            self.corpus.tokenizer,
-            weights.steps[-1],
-            metrics,
-            self.corpus.labels,
-        )
-
 
 def is_due(step: int, every: int) -> bool:
     """Return True at multiples of `every` steps; never if it is 0."""
     return every > 0 and step % every == 0
 
 
-def evaluate_run(run: Run, split: str) -> dict[str, float]:
-    """Return the metrics of a trained run over the whole of a split.
+def evaluate_split(
+    experiment: Experiment, engine: Engine, params: Any, corpus: Any, split: str, *, whole: bool
+) -> dict[str, float]:
+    """Return the metrics of weights over a split, or over `evaluation.num_batches` of it."""
+    config, shards = experiment.evaluation, num_shards(engine.mesh, "batch")
+    rows = config.batch_size or experiment.batch_size
+    options = EvaluationOptions(
+        batch_size=-(-rows // shards) * shards,
+        row_multiple=shards,
+        max_batches=None if whole or not config.num_batches else config.num_batches,
+        stride=config.stride,
+        compression_baselines=config.compression_baselines,
+    )
+    model = EvaluatedModel(
+        engine.model,
+        params,
+        engine.put_batch,
+        functools.partial(engine.evaluate, params),
+        engine.frozen,
+    )
+    return make_task(experiment).evaluate(model, corpus, split, options)
+
+
+def evaluate_weights(
+    experiment: Experiment,
+    folder: RunFolder,
+    hardware: Hardware,
+    params: Any,
+    tokenizer: Tokenizer | None,
+    labels: Labels,
+    split: str,
+) -> dict[str, float]:
+    """Return the metrics of a trained run's weights over the whole of a split.
 
     Raises:
       UserError: The data has no such split, or is missing.
     """
-    task = make_task(run.experiment)
+    task = make_task(experiment)
     try:
-        corpus = task.prepare_corpus(run.tokenizer, run.labels)
+        corpus = task.prepare_corpus(tokenizer, labels)
     except UsageError as error:
         if not str(error).startswith("data.path: is empty"):
             raise
         raise UserError(
-            f"{run.folder.path}: was imported without data; import it again with --data PATH, or "
+            f"{folder.path}: was imported without data; import it again with --data PATH, or "
             "in Python give some: train.load(W).evaluate(data=[...])"
         ) from error
     # The weights of a LoRA run are merged: its model is an ordinary one.
-    experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
-    engine = make_engine(experiment, run.model.hardware)
-    if run.experiment.lora.rank and task.needs_base_weights:
-        from train.lora.base_weights import load_base  # imports this file
-
-        engine.frozen = load_base(run.folder, engine)
+    engine = make_engine(dataclasses.replace(experiment, lora=LoRAConfig()), hardware)
+    if experiment.lora.rank and task.needs_base_weights:
+        engine.frozen = load_base(folder, engine)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        return task.evaluate(engine, run.params, corpus, split, full_split=True)
+        return evaluate_split(experiment, engine, params, corpus, split, whole=True)

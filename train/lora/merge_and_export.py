@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
-from train.engine import make_engine
+from train.config.resolve import resolve_auto
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
-from train.lora.base_weights import load_base
-from train.lora.lora_config import LoRAConfig
-from train.run import Run, for_local_devices, load, read_experiment
+from train.run import Run, for_local_devices, load
+from train.run_folder.base_weights import load_base
 from train.run_folder.folder import RunFolder
-from train.run_folder.run_config import write_run_files
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
+from train.run_folder.run_config import read_experiment, write_run_files
 from train.telemetry.event_log import EventLog
 from train.warm_start import copy_as, copy_pretrained_files
 from transformer.interop.peft import write_adapter
@@ -103,7 +104,7 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
         experiment,
         run.tokenizer,
         run.labels,
-        auto_choices=engine.auto_choices(),
+        auto_choices=resolve_auto(for_local_devices(experiment), run.model.hardware),
         hardware=run.model.hardware,
     )
     EventLog(folder.event_log).write("saved", step=_STEP)

@@ -8,23 +8,29 @@ optax's implementation takes an array's two longest axes for rows and columns, a
 for one matrix. This one goes by logical axes, and treats each layer on its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from train.optim.optimizer import Optimizer, add_weight_decay, is_axes, pick_entry
+import jax
+import jax.numpy as jnp
+import optax
 
-if TYPE_CHECKING:
-    import jax
-    import optax
-
-    from transformer.layers.logical_axes import LogicalAxes
+from train.optim.optimizer import Optimizer, add_weight_decay, map_parameters
+from transformer.layers.logical_axes import LogicalAxes
+from transformer.validation import NonNegativeFloat
 
 SQUARE_EPSILON = 1e-30
 """Added to squared gradients (epsilon_1 of the paper)."""
+
+
+class AdafactorState(NamedTuple):
+    """Means of squared gradients. Field names are part of the checkpoint format."""
+
+    updates: jax.Array  # int32, number of updates made
+    rows: Any  # matrices: mean of each row [*stack, rows]; other parameters: the full array
+    columns: Any  # matrices: mean of each column [*stack, columns]; other parameters: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,36 +42,35 @@ class Adafactor(Optimizer):
 
     kind: ClassVar[str] = "adafactor"
 
-    decay_rate: float = 0.8
+    decay_rate: NonNegativeFloat = 0.8
     """Exponent c of the decay 1 - t^-c of the mean squares at step t (section 7.2)."""
-    clip_threshold: float = 1.0
+    clip_threshold: NonNegativeFloat = 1.0
     """Largest root mean square (RMS) of a layer's update; larger updates are scaled down to it
     (section 6). 0: no limit."""
     scale_parameter: bool = True
     """Multiply each update by the RMS of the layer's weights (section 8)."""
-    min_parameter_scale: float = 1e-3
+    min_parameter_scale: NonNegativeFloat = 1e-3
     """Lower limit of that RMS, so that weights that are 0 can change (epsilon_2 of the paper)."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import jax
-        import jax.numpy as jnp
-        import optax
+        def init(params: Any) -> AdafactorState:
+            return AdafactorState(jnp.int32(0), *map_parameters(_init_means, axes, params))
 
         def update(grads: Any, state: AdafactorState, params: Any) -> tuple[Any, AdafactorState]:
             updates = state.updates + 1
             decay = 1 - updates.astype(jnp.float32) ** -self.decay_rate
-            update_one = functools.partial(self.update_parameter, decay)
-            trees = (axes, grads, params, state.rows, state.columns)
-            triples = jax.tree.map(update_one, *trees, is_leaf=is_axes)
-            directions, rows, columns = (pick_entry(triples, axes, i) for i in range(3))
+            update_one = functools.partial(self._update_parameter, decay)
+            directions, rows, columns = map_parameters(
+                update_one, axes, grads, params, state.rows, state.columns
+            )
             return directions, AdafactorState(updates, rows, columns)
 
-        adafactor = optax.GradientTransformation(lambda params: _init_state(params, axes), update)
+        adafactor = optax.GradientTransformation(init, update)
         return optax.chain(adafactor, add_weight_decay(self.weight_decay, axes))
 
-    def update_parameter(
+    def _update_parameter(
         self,
         decay: jax.Array,
         axes: LogicalAxes,
@@ -75,9 +80,6 @@ class Adafactor(Optimizer):
         columns: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """Return the direction of one parameter, and its new row and column means."""
-        import jax
-        import jax.numpy as jnp
-
         squares = jnp.square(gradient) + SQUARE_EPSILON
         if columns is None:
             rows = decay * rows + (1 - decay) * squares
@@ -95,33 +97,17 @@ class Adafactor(Optimizer):
         if self.clip_threshold:
             direction /= jnp.maximum(1, _layer_rms(direction, axes) / self.clip_threshold)
         if self.scale_parameter:
-            direction *= jnp.maximum(
-                self.min_parameter_scale, _layer_rms(weights.astype(jnp.float32), axes)
-            )
+            rms = _layer_rms(weights.astype(jnp.float32), axes)
+            direction *= jnp.maximum(self.min_parameter_scale, rms)
         return direction, rows, columns
 
 
-class AdafactorState(NamedTuple):
-    """Means of squared gradients. Field names are part of the checkpoint format."""
-
-    updates: jax.Array  # int32, number of updates made
-    rows: Any  # matrices: mean of each row [*stack, rows]; other parameters: the full array
-    columns: Any  # matrices: mean of each column [*stack, columns]; other parameters: None
-
-
-def _init_state(params: Any, axes: Any) -> AdafactorState:
-    import jax
-    import jax.numpy as jnp
-
-    def rows(axes: LogicalAxes, leaf: jax.Array) -> jax.Array:
-        return jnp.zeros(_matrix_shape(leaf, axes)[:-1] if axes.is_matrix else leaf.shape)
-
-    def columns(axes: LogicalAxes, leaf: jax.Array) -> jax.Array | None:
-        *stack, _, count = _matrix_shape(leaf, axes)
-        return jnp.zeros((*stack, count)) if axes.is_matrix else None
-
-    trees = (jax.tree.map(zeros, axes, params, is_leaf=is_axes) for zeros in (rows, columns))
-    return AdafactorState(jnp.int32(0), *trees)
+def _init_means(axes: LogicalAxes, leaf: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Return the row and column means of one parameter before the first update."""
+    if not axes.is_matrix:
+        return jnp.zeros(leaf.shape), None
+    *stack, rows, columns = _matrix_shape(leaf, axes)
+    return jnp.zeros((*stack, rows)), jnp.zeros((*stack, columns))
 
 
 def _matrix_shape(leaf: jax.Array, axes: LogicalAxes) -> tuple[int, ...]:
@@ -134,7 +120,5 @@ def _matrix_shape(leaf: jax.Array, axes: LogicalAxes) -> tuple[int, ...]:
 
 def _layer_rms(x: jax.Array, axes: LogicalAxes) -> jax.Array:
     """Return the root mean square of each layer, with axes of length 1 for broadcasting."""
-    import jax.numpy as jnp
-
     layer = tuple(range(len(axes.stack), x.ndim))
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=layer, keepdims=True))

@@ -1,14 +1,12 @@
 """Optimizers that treat each weight alone: SGD, Adam, AdamW and Lion."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import optax
 
 from train.optim.optimizer import Optimizer, add_weight_decay, scale_hidden_matrices
-
-if TYPE_CHECKING:
-    import optax
+from transformer.validation import Fraction, Mark, NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,16 +19,14 @@ class Sgd(Optimizer):
 
     kind: ClassVar[str] = "sgd"
 
-    momentum: float = 0.9
+    momentum: Annotated[Fraction, Mark.SWITCHES_STATE] = 0.9
     """Decay rate of the accumulated gradients. 0: plain SGD, without optimizer state."""
     nesterov: bool = False
     """Use Nesterov's momentum."""
-    l2: float = 0.0
+    l2: NonNegativeFloat = 0.0
     """L2 penalty: this multiple of each matrix is added to its gradient."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         if not self.momentum:
             return add_weight_decay(self.l2, axes)
         momentum = optax.trace(self.momentum, self.nesterov)
@@ -46,22 +42,20 @@ class Adam(Optimizer):
 
     kind: ClassVar[str] = "adam"
 
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay rate of the mean of the gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Decay rate of the mean of their squares. The paper has 0.999; a lower value adapts faster and
     suits the noisy gradients of large models."""
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
     """Added to the root in the denominator."""
-    l2: float = 0.0
+    l2: NonNegativeFloat = 0.0
     """L2 penalty: this multiple of each matrix is added to its gradient, so that Adam's denominator
     divides it too. `adamw` has decoupled weight decay instead."""
-    matrix_lr_factor: float = 1.0
+    matrix_lr_factor: NonNegativeFloat = 1.0
     """Factor of the learning rate of hidden matrices: see `adamw`."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(add_weight_decay(self.l2, axes), adam, *scale)
@@ -73,22 +67,20 @@ class AdamW(Optimizer):
 
     kind: ClassVar[str] = "adamw"
 
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Decay rate of the mean of the gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Decay rate of the mean of their squares."""
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
     """Added to the root in the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix."""
-    matrix_lr_factor: float = 1.0
+    matrix_lr_factor: NonNegativeFloat = 1.0
     """Factor of the learning rate of hidden matrices: all but tables of tokens and positions. muP
     (Yang et al. 2022, table 8): the width at which the learning rate was tuned over D. The weight
     decay does not have it."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(adam, *scale, add_weight_decay(self.weight_decay, axes))
@@ -108,15 +100,13 @@ class Lion(Optimizer):
 
     kind: ClassVar[str] = "lion"
 
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Weight of the stored mean, against the new gradient, in the direction."""
-    beta2: float = 0.99
+    beta2: Fraction = 0.99
     """Decay rate of the stored mean."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        import optax
-
         lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
         return optax.chain(lion, add_weight_decay(self.weight_decay, axes))

@@ -6,18 +6,15 @@ both.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
-from train.optim.optimizer import Optimizer, is_axes, is_hidden_matrix
-from transformer.validation import check_at_least, check_choice
+import jax
+import optax
+from optax import contrib
 
-if TYPE_CHECKING:
-    import optax
-    from optax import contrib
-
-    from transformer.layers.logical_axes import LogicalAxes
-
-Preconditioning = Literal["frobenius", "aol"]
+from train.optim.optimizer import Optimizer, is_hidden_matrix
+from transformer.layers.logical_axes import LogicalAxes
+from transformer.validation import Fraction, Mark, NonNegativeFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,34 +23,24 @@ class Muon(Optimizer):
 
     kind: ClassVar[str] = "muon"
 
-    ns_steps: int = 5
+    ns_steps: PositiveInt = 5
     """Newton-Schulz iterations that orthogonalize a matrix."""
-    preconditioning: Preconditioning = "frobenius"
+    preconditioning: Literal["frobenius", "aol"] = "frobenius"
     """Scaling that brings all singular values to at most 1 before the first iteration. frobenius:
     divide by the norm of the matrix. aol: one factor for each row, which saves about one iteration
     (Boissin et al. 2025, Turbo-Muon)."""
-    momentum: float = 0.95
+    momentum: Annotated[Fraction, Mark.SWITCHES_STATE] = 0.95
     """Decay rate of the accumulated gradients of matrices."""
-    beta1: float = 0.9
+    beta1: Fraction = 0.9
     """Adam: decay rate of the mean of the gradients."""
-    beta2: float = 0.95
+    beta2: Fraction = 0.95
     """Adam: decay rate of the mean of their squares."""
-    epsilon: float = 1e-8
+    epsilon: NonNegativeFloat = 1e-8
     """Adam: added to the root in the denominator."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix of a layer."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("optimizer.ns_steps", self.ns_steps, 1)
-        known = get_args(Preconditioning)
-        check_choice("optimizer.preconditioning", self.preconditioning, known)
-
-    def make(self, axes: Any) -> "optax.GradientTransformation":
-        import jax
-        import optax
-        from optax import contrib
-
+    def make(self, axes: Any) -> optax.GradientTransformation:
         muon = contrib.muon(
             learning_rate=1.0,
             ns_steps=self.ns_steps,
@@ -63,23 +50,19 @@ class Muon(Optimizer):
             adam_b1=self.beta1,
             adam_b2=self.beta2,
             eps=self.epsilon,
-            muon_weight_dimension_numbers=jax.tree.map(
-                muon_dimension_numbers, axes, is_leaf=is_axes
-            ),
+            muon_weight_dimension_numbers=jax.tree.map(muon_dimension_numbers, axes),
             consistent_rms=0.2,
         )
         # optax's muon is a complete optimizer: it multiplies by -learning_rate.
         return optax.chain(muon, optax.scale(-1.0))
 
 
-def muon_dimension_numbers(axes: "LogicalAxes") -> "contrib.MuonDimensionNumbers | None":
+def muon_dimension_numbers(axes: LogicalAxes) -> contrib.MuonDimensionNumbers | None:
     """Return the axes of a parameter's rows and columns. None: it is updated by Adam.
 
     Stack axes (layers, experts) are in neither, so that optax treats each layer as a matrix of its
     own. Tables of tokens and positions are matrices by shape only.
     """
-    from optax import contrib
-
     if not is_hidden_matrix(axes):
         return None
     first_row, first_column = len(axes.stack), len(axes.stack) + len(axes.inputs)

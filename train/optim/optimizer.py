@@ -1,39 +1,27 @@
-"""Interface of an optimizer, and the functions of trees of axes that optimizers share.
-
-Optimizer classes are configurations, read before JAX is loaded: functions import it themselves.
-"""
-
-from __future__ import annotations
+"""Interface of an optimizer, and what optimizers share."""
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from transformer.validation import check_at_least, check_fraction
+import jax
+import jax.numpy as jnp
+import optax
 
-if TYPE_CHECKING:
-    import optax
-
-DECAY_RATE_FIELDS = ("beta1", "beta2", "momentum")
-"""Fields that are decay rates of a moving average, in [0, 1). Other numbers are 0 or more."""
+from train.settings import Settings
+from transformer.layers.logical_axes import LogicalAxes
+from transformer.validation import NonNegativeFloat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer(abc.ABC):
+class Optimizer(Settings, abc.ABC, part="optimizer"):
     """Hyperparameters of an optimizer, with the optax transformation that they make."""
 
     kind: ClassVar[str]
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """Largest global norm of the gradients; larger gradients are scaled down to it. 0: no limit."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            name, value = f"optimizer.{field.name}", getattr(self, field.name)
-            if field.name in DECAY_RATE_FIELDS:
-                check_fraction(name, value)
-            elif not isinstance(value, str | bool):
-                check_at_least(name, value, 0)
 
     @abc.abstractmethod
     def make(
@@ -46,27 +34,13 @@ class Optimizer(abc.ABC):
         """
 
 
-def is_axes(leaf: Any) -> bool:
-    """Return True for a leaf of a tree of `LogicalAxes`."""
-    from transformer.layers.logical_axes import LogicalAxes
-
-    return isinstance(leaf, LogicalAxes)
-
-
-def matrix_mask(axes: Any) -> Any:
-    """Return a tree of booleans: True for parameters that are linear maps."""
-    import jax
-
-    return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
-
-
-def is_hidden_matrix(axes: Any) -> bool:
+def is_hidden_matrix(axes: LogicalAxes) -> bool:
     """Return True for linear maps between hidden vectors.
 
     Not for tables (of tokens, positions, token types) and a map from input features.
     """
     inputs = {"vocab", "positions", "types", "features"}
-    return bool(axes.is_matrix and not inputs.intersection(axes.names))
+    return axes.is_matrix and not inputs.intersection(axes.names)
 
 
 def scale_hidden_matrices(factor: float, axes: Any) -> list[optax.GradientTransformation]:
@@ -74,24 +48,49 @@ def scale_hidden_matrices(factor: float, axes: Any) -> list[optax.GradientTransf
 
     An identity in the chain would be a part of the optimizer state, and so of every checkpoint.
     """
-    import jax
-    import optax
-
     if factor == 1:
         return []
-    mask = jax.tree.map(is_hidden_matrix, axes, is_leaf=is_axes)
-    return [optax.masked(optax.scale(factor), mask)]
+    return [optax.masked(optax.scale(factor), jax.tree.map(is_hidden_matrix, axes))]
 
 
 def add_weight_decay(weight_decay: float, axes: Any) -> optax.GradientTransformation:
     """Return weight decay of the matrices: decoupled at the end of a chain, L2 at its start."""
-    import optax
+    is_matrix = jax.tree.map(lambda leaf: leaf.is_matrix, axes)
+    return optax.add_decayed_weights(weight_decay, mask=is_matrix)
 
-    return optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))
+
+def map_parameters(
+    function: Callable[..., tuple[Any, ...]],
+    axes: Any,  # tree of `LogicalAxes`
+    *trees: Any,
+) -> tuple[Any, ...]:
+    """Apply a function of (axes, leaf of each tree) to all parameters; return a tree per result."""
+    structure: Any = jax.tree.structure(axes)
+    results = map(function, *(structure.flatten_up_to(tree) for tree in (axes, *trees)))
+    return tuple(map(structure.unflatten, zip(*results, strict=True)))
 
 
-def pick_entry(tree: Any, axes: Any, index: int) -> Any:
-    """Return the tree of the entries at `index`, given a tree with a tuple for each parameter."""
-    import jax
+def apply_if_accepted(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
 
-    return jax.tree.map(lambda _, each: each[index], axes, tree, is_leaf=is_axes)
+    If it is False, the new state is the old one. The directions are those of an accepted update.
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
+    ) -> tuple[Any, Any]:
+        directions, new_state = optimizer.update(grads, state, params)
+        return directions, tree_where(accept_update, new_state, state)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
+    """Return `jnp.where(condition, new, old)` for every leaf.
+
+    Not `lax.cond`: XLA fuses this selection into the update, which reads both values anyway. The
+    branches of a `cond` are programs of their own, which nothing around them is fused with.
+    """
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

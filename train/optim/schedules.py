@@ -4,25 +4,24 @@
 settings of its own, registered by `register_schedule`.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
+import jax
+import jax.numpy as jnp
+import optax
+
+from train.errors import UsageError
+from train.settings import Settings
 from transformer.registration import check_kind_is_free, check_registration
-from transformer.validation import check_at_least, check_settings
-
-if TYPE_CHECKING:
-    import jax
-    import optax
-
+from transformer.validation import Bounds, Mark, NonNegativeFloat, NonNegativeInt
 
 Shape = Literal["cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant"]
 
 
 @dataclasses.dataclass(frozen=True)
-class LearningRateSchedule(abc.ABC):
+class LearningRateSchedule(Settings, abc.ABC, part="schedule"):
     """Interface of the settings of a schedule. Those of your own have a `kind: ClassVar[str]`."""
 
     @abc.abstractmethod
@@ -43,37 +42,64 @@ class ScheduleConfig(LearningRateSchedule):
     """Shape after the warm-up. cosine, linear: decay until the last step. inverse_sqrt: decay with
     the inverse square root of the step (Vaswani et al. 2017, section 5.3). warmup_stable_decay:
     constant, then linear decay at the end. constant: no decay."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[NonNegativeFloat, Mark.COMMON] = 3e-4
     """Peak learning rate. With `inverse_sqrt`, 0 means the paper's d_model^-0.5 *
     warmup_steps^-0.5."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[NonNegativeInt, Mark.COMMON] = 100
     """Steps of the warm-up."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: Annotated[float, Bounds(0, 1)] = 0.1
     """Learning rate of the last step, as a fraction of the peak (cosine, linear,
     warmup_stable_decay)."""
-    decay_fraction: float = 0.2
+    decay_fraction: Annotated[float, Bounds(0, 1)] = 0.2
     """Length of the final decay, as a fraction of all steps (warmup_stable_decay only)."""
 
     def __post_init__(self) -> None:
-        check_settings(self, "schedule")
-        check_at_least("schedule.learning_rate", self.learning_rate, 0)
+        super().__post_init__()
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
-            raise ValueError("schedule.learning_rate 0: changes no weight; give a positive rate")
-        warmup = self.warmup_steps
-        if warmup < 0:
-            raise ValueError(f"schedule.warmup_steps {warmup}: is negative; give 0 or more steps")
-        if self.kind == "inverse_sqrt" and warmup < 1:
-            raise ValueError(
-                "schedule.warmup_steps 0: inverse_sqrt needs a warmup; give 1 or more steps"
+            raise UsageError("schedule.learning_rate 0: changes no weight; give a positive rate")
+        if self.kind == "inverse_sqrt" and self.warmup_steps == 0:
+            raise UsageError(
+                "schedule.warmup_steps 0: inverse_sqrt needs a warm-up; give 1 or more"
             )
-        for name in ("min_lr_ratio", "decay_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"schedule.{name} {getattr(self, name)}: give a fraction in [0, 1]"
-                )
 
     def make(self, *, steps: int, width: int) -> optax.Schedule:
-        return make_schedule(self, steps=steps, width=width)
+        """Return the learning rate of update n, for n = 1 to `steps`.
+
+        Rounding may take the last rate of a decay to zero below it (see `train.step`).
+        """
+        peak, warmup = self.learning_rate, self.warmup_steps
+        if self.kind == "inverse_sqrt":
+            return _inverse_sqrt_schedule(peak, warmup, width)
+        steps_left = max(1, steps - warmup)
+        last = peak * self.min_lr_ratio
+        if self.kind == "cosine":
+            decay = optax.cosine_decay_schedule(peak, steps_left, alpha=self.min_lr_ratio)
+        elif self.kind == "linear":
+            decay = optax.linear_schedule(peak, last, steps_left)
+        elif self.kind == "warmup_stable_decay":
+            decay_steps = max(1, min(steps_left, round(steps * self.decay_fraction)))
+            begin = steps_left - decay_steps
+            decay = optax.linear_schedule(peak, last, decay_steps, transition_begin=begin)
+        else:
+            decay = optax.constant_schedule(peak)
+        if not warmup:
+            return decay
+        rise = optax.linear_schedule(0.0, peak, warmup)
+        return optax.join_schedules([rise, decay], [warmup])
+
+
+def _inverse_sqrt_schedule(peak: float, warmup_steps: int, width: int) -> optax.Schedule:
+    """Return D^-0.5 * min(n^-0.5, n * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3).
+
+    With a `peak` above 0, it is scaled to it. The paper's own is (D * warmup_steps)^-0.5.
+    """
+    factor = peak * (width * warmup_steps) ** 0.5 if peak else 1.0
+
+    def learning_rate(n: jax.Array) -> jax.Array:
+        n = jnp.asarray(n, jnp.float32)
+        return factor * (width**-0.5 * jnp.minimum(n**-0.5, n * warmup_steps**-1.5))
+
+    return learning_rate
 
 
 SCHEDULES: dict[str, type[LearningRateSchedule]] = dict.fromkeys(get_args(Shape), ScheduleConfig)
@@ -94,50 +120,3 @@ def register_schedule(schedule: ScheduleClass) -> ScheduleClass:
     check_kind_is_free("schedule", str(kind), schedule, SCHEDULES.get(str(kind)))
     SCHEDULES[str(kind)] = schedule
     return schedule
-
-
-def inverse_sqrt_schedule(width: int, warmup_steps: int) -> optax.Schedule:
-    """Return D^-0.5 * min(n^-0.5, n * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3)."""
-    import jax.numpy as jnp
-
-    def learning_rate(n: jax.Array) -> jax.Array:
-        n = jnp.asarray(n, jnp.float32)
-        return width**-0.5 * jnp.minimum(n**-0.5, n * warmup_steps**-1.5)
-
-    return learning_rate
-
-
-def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> optax.Schedule:
-    """Return the learning rate of update n, for n = 1 to `steps`, of a shipped schedule.
-
-    Rounding may take the last rate of a decay to zero below it (see `train.step.scheduled_rate`).
-
-    Args:
-      config: Shape and peak.
-      steps: Updates of the whole run.
-      width: Model width D, for `inverse_sqrt`.
-    """
-    import optax
-
-    peak, warmup = config.learning_rate, config.warmup_steps
-    if config.kind == "inverse_sqrt":
-        paper = inverse_sqrt_schedule(width, warmup)
-        # The paper's own peak, at n = warmup, is (width * warmup)^-0.5.
-        factor = peak * (width * warmup) ** 0.5 if peak else 1.0
-        return lambda n: factor * paper(n)
-    steps_left = max(1, steps - warmup)
-    last = peak * config.min_lr_ratio
-    if config.kind == "cosine":
-        decay = optax.cosine_decay_schedule(peak, steps_left, alpha=config.min_lr_ratio)
-    elif config.kind == "linear":
-        decay = optax.linear_schedule(peak, last, steps_left)
-    elif config.kind == "warmup_stable_decay":
-        decay_steps = max(1, min(steps_left, round(steps * config.decay_fraction)))
-        begin = steps_left - decay_steps
-        decay = optax.linear_schedule(peak, last, decay_steps, transition_begin=begin)
-    else:
-        decay = optax.constant_schedule(peak)
-    if not warmup:
-        return decay
-    rise = optax.linear_schedule(0.0, peak, warmup)
-    return optax.join_schedules([rise, decay], [warmup])

@@ -1,4 +1,4 @@
-"""Context parallelism: checks of an experiment against a mesh, and the order of split tokens.
+"""Checks of batches against a mesh, and the order of tokens that are split (context parallelism).
 
 Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
 equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
@@ -13,20 +13,27 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from train.data.data_config import DataConfig
 from train.data.token_file import HostBatch
 from train.errors import UsageError
-from train.experiment import Experiment
 from train.parallel.sharding import num_shards
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig
 from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.hardware import Hardware
+from transformer.models.config import TransformerConfig
 from transformer.parameter_counts import LayerMixer
 
 
-def check_batch_divides(mesh: Mesh, experiment: Experiment) -> None:
-    """Raise UsageError if training batches cannot be split over the devices of a mesh."""
-    field, rows = experiment.row_multiple
+def check_batch_divides(mesh: Mesh, field: str, rows: int, grad_accum_steps: int) -> None:
+    """Raise UsageError if training batches cannot be split over the devices of a mesh.
+
+    Args:
+      mesh: The devices.
+      field: Name of the setting of the rows, for the message.
+      rows: Number that the rows of every batch are a multiple of.
+      grad_accum_steps: Microbatches of a batch.
+    """
     shards, hosts = num_shards(mesh, "batch"), jax.process_count()
     # A host reads rows, not parts of rows: two hosts that shared one would both read all of it, and
     # the global batch would have it twice.
@@ -35,30 +42,31 @@ def check_batch_divides(mesh: Mesh, experiment: Experiment) -> None:
             f"mesh data x fsdp x expert {shards}: does not divide among {hosts} hosts, each of "
             "which reads whole rows; give a multiple of it, and less to tensor or context"
         )
-    if rows % (shards * experiment.grad_accum_steps):
+    if rows % (shards * grad_accum_steps):
         raise UsageError(
-            f"{field} {rows}: does not divide among {shards * experiment.grad_accum_steps} "
+            f"{field} {rows}: does not divide among {shards * grad_accum_steps} "
             "(mesh.data x mesh.fsdp x mesh.expert x grad_accum_steps); give a multiple of it"
         )
 
 
-def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hardware) -> None:
-    """Check that the sequences of an experiment can be split over the context axis of a mesh.
+def check_context_parallelism(
+    model: TransformerConfig, data: DataConfig, mesh: Mesh, hardware: Hardware
+) -> None:
+    """Check that sequences can be split over the context axis of a mesh.
 
     Raises:
-      UsageError: the task, the sequence length or a mixer does not support it.
-      ValueError: an attention backend that was asked for by name does not.
+      UsageError: The data, the sequence length or a mixer does not support it.
+      ValueError: An attention backend that was asked for by name does not.
     """
-    shards, model = num_shards(mesh, "length"), experiment.model
+    shards, length = num_shards(mesh, "length"), data.longest_example
     if shards == 1:
         return
     # Batches of several lengths would compile a program for each length, and few of these divide.
-    if not experiment.data.is_text:
+    if not data.is_text:
         raise UsageError(
-            f"mesh.context {shards}: task {type(experiment.task).__name__} has sequences of "
-            "several lengths; only windows of text can be split: set it to 1"
+            f"mesh.context {shards}: {type(data).__name__} has sequences of several lengths; only "
+            "windows of text can be split: set it to 1"
         )
-    length = experiment.sequence_length
     # Zigzag order: an early piece and a late one for each shard.
     if length % (2 * shards):
         raise UsageError(
@@ -71,7 +79,7 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
             model,
             length,
             hardware=hardware,
-            segments=experiment.has_segments,
+            segments=data.has_segments,
             context_shards=shards,
         )
         if choice is None:

@@ -1,14 +1,13 @@
-"""The device mesh: how devices are arranged for data, model and sequence parallelism.
-
-`MeshConfig` is part of the experiment and must be importable without JAX.
-"""
+"""The device mesh: how devices are arranged for data, model and sequence parallelism."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from train.errors import UsageError
+from train.settings import Settings
+from transformer.validation import Mark
 
 if TYPE_CHECKING:
     import jax
@@ -22,15 +21,15 @@ are placed closest to each other. Pipeline stages, which communicate least, woul
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Settings, part="mesh"):
     """Size of each mesh axis. One of them may be -1: all remaining devices."""
 
-    data: int = -1
+    data: Annotated[int, Mark.COMMON] = -1
     """Data parallelism: replicas of the model, each with its part of the batch."""
-    fsdp: int = 1
+    fsdp: Annotated[int, Mark.COMMON] = 1
     """Fully sharded data parallelism: shards of weights and optimizer state, gathered when needed.
     Splits the batch too."""
-    tensor: int = 1
+    tensor: Annotated[int, Mark.COMMON] = 1
     """Tensor parallelism: shards of attention heads, hidden units and the vocabulary."""
     context: int = 1
     """Context parallelism: shards of the tokens of each sequence."""

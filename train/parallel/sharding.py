@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from train.errors import UsageError
-from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from train.state import TrainState
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.model_context import ActivationConstraint, unconstrained
@@ -108,29 +108,6 @@ def init_on_devices(init: Callable[..., Any], abstract: Any, params: Any = None)
     return jax.block_until_ready(program(**given))
 
 
-def place_state(
-    experiment: Experiment, mesh: Mesh, init: Callable[[], TrainState], logical_axes: Any
-) -> TrainState:
-    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
-    # Shapes without values: the placement of a model that no device could hold is computed, and
-    # `plan` places models for machines that are not attached.
-    shapes = jax.eval_shape(init)
-    replicated = replicated_sharding(mesh)
-    params = parameter_shardings(mesh, logical_axes, shapes.params)
-    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
-    if experiment.mesh.optimizer_placement == "host":
-        optimizer = host_memory_shardings(optimizer)
-    ema = None if shapes.ema is None else params
-    # Counters, random key, loss scale and the detector's history: a few kilobytes, on all devices.
-    everywhere = jax.tree.map(lambda _: replicated, shapes)
-    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
-
-
 def place_params(mesh: Mesh, model: Model, logical_axes: Any) -> Any:
     """Return shapes and dtypes of a model's parameters, with the sharding of each."""
     shapes = jax.eval_shape(model.init_params, jax.random.key(0))
@@ -142,9 +119,16 @@ def place_params(mesh: Mesh, model: Model, logical_axes: Any) -> Any:
     )
 
 
-def leaf_shardings(state: TrainState) -> TrainState:
-    """Return the sharding of every leaf of a state, which may be abstract."""
-    return jax.tree.map(lambda leaf: leaf.sharding, state)
+def leaf_shardings(tree: Any) -> Any:
+    """Return the sharding of every leaf of a tree, which may be abstract."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def gather_to_host(array: jax.Array) -> np.ndarray:
+    """Return the whole array, even if this process addresses only some of its shards."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def check_optimizer_placement(mesh: MeshConfig, hardware: Hardware) -> None:

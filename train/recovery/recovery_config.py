@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Annotated
 
-from transformer.validation import Bounds, check_at_least, check_settings
+from train.errors import UsageError
+from train.settings import Settings
+from transformer.validation import Bounds, Mark, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
-class RecoveryConfig:
+class RecoveryConfig(Settings, part="recovery"):
     """Response to loss spikes and non-finite updates.
 
     1. The update of an anomalous step is skipped.
@@ -17,50 +19,41 @@ class RecoveryConfig:
     4. After `max_rollbacks` rollbacks for the same anomaly, the run stops with an error.
     """
 
-    window: int = 100
+    window: NonNegativeInt = 100
     """Number of recent steps that a step is compared with. 0 turns detection off: only non-finite
     updates are skipped."""
-    warmup: int = 50
+    warmup: Annotated[NonNegativeInt, Mark.RESUMABLE] = 50
     """Steps that the window must hold before detection starts."""
-    threshold: float = 8.0
+    threshold: Annotated[float, Bounds(above=0), Mark.RESUMABLE] = 8.0
     """Anomaly threshold in MAD-scaled standard deviations of the logarithm: for the loss and the
     gradient norm above the median of the window, for the parameter norm above the last one, in
     deviations of its steps. Non-finite values are always anomalies."""
-    loss_rise_tolerance: float = 0.1
+    loss_rise_tolerance: Annotated[NonNegativeFloat, Mark.RESUMABLE] = 0.1
     """Largest relative rise of the window's median loss above its lowest value so far. A larger
     rise, of at least one standard deviation, causes a rollback at once. It finds a divergence that
     is too slow to be a spike. 0 turns it off."""
-    patience: int = 3
+    patience: Annotated[PositiveInt, Mark.RESUMABLE] = 3
     """Consecutive anomalies that cause a rollback."""
-    rollback_steps: Annotated[int, Bounds(maximum=10**9)] = 100
+    rollback_steps: Annotated[int, Bounds(0, 10**9), Mark.RESUMABLE] = 100
     """Steps between the first anomaly and the checkpoint to roll back to, if one is kept."""
-    skip_batches: Annotated[int, Bounds(maximum=10**8)] = 200
+    skip_batches: Annotated[int, Bounds(0, 10**8), Mark.RESUMABLE] = 200
     """Batches to skip after the anomaly. The batches since the checkpoint are skipped too."""
-    max_rollbacks: int = 3
+    max_rollbacks: Annotated[NonNegativeInt, Mark.RESUMABLE] = 3
     """Rollbacks for one anomaly before the run stops with an error."""
-    lr_factor: float = 0.5
+    lr_factor: Annotated[float, Bounds(above=0, maximum=1), Mark.RESUMABLE] = 0.5
     """Factor on the learning rate for the rest of the run, applied from the second rollback for
     one anomaly on, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        check_settings(self, "recovery")
-        for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):
-            check_at_least(f"recovery.{name}", getattr(self, name), 0)
+        super().__post_init__()
         # One value has no deviation to measure the next one by.
         if self.window == 1:
-            raise ValueError(
+            raise UsageError(
                 "recovery.window 1: is too short to find an anomaly; give 2 or more, or 0 for no "
                 "detection"
             )
-        check_at_least("recovery.patience", self.patience, 1)
-        # `not >`, so that NaN, which compares False with everything, is refused too.
-        if not self.threshold > 0:
-            raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")
-        check_at_least("recovery.loss_rise_tolerance", self.loss_rise_tolerance, 0)
-        if not 0 < self.lr_factor <= 1:
-            raise ValueError(f"recovery.lr_factor {self.lr_factor}: give a factor in (0, 1]")
         # More than the window can hold would never be reached, and detection never start.
         if self.window and not 1 <= self.warmup <= self.window:
-            raise ValueError(
+            raise UsageError(
                 f"recovery.warmup {self.warmup}: give from 1 to recovery.window {self.window}"
             )

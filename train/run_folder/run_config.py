@@ -1,22 +1,26 @@
-"""Write the files that describe a run: its config, tokenizer and labels.
+"""Write and read the files that describe a run: its config, tokenizer and labels.
 
 These files and one checkpoint make a run. Writing them needs no trainer and no evaluator, so that
 an importer of weights can create a run too.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
+from typing import Any
 
-from train.config.io import experiment_to_dict, experiment_to_text
-from train.config.plugins import imports_of
+from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
+from train.config.plugins import check_imports, import_installed_plugins, imports_of
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import SETTINGS_FILES, settings_files
+from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.folder import RunFolder
-from train.run_folder.writing import set_aside_file, write_atomically
+from train.run_folder.folder import RunFolder, read_json
+from train.runtime.writing import set_aside_file, write_atomically
 from train.tasks.vocabulary import Labels
+from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware
 
 
@@ -65,3 +69,59 @@ def write_run_files(
     # config.json marks the folder as a run, so it is written last: a process that is killed
     # before this line leaves a folder that the next `fit` starts from scratch.
     write_atomically(folder.config_json, json.dumps(record, indent=1) + "\n")
+
+
+def read_experiment(folder: RunFolder) -> Experiment:
+    """Return the saved experiment of a run.
+
+    Raises UserError if its file is damaged, or if it needs a module that is not imported.
+    """
+    import_installed_plugins()
+    saved, source = _read_section(folder, "experiment"), str(folder.config_json)
+    check_imports(read_json(folder.config_json).get("imports"), source)
+    return experiment_from_dict(saved, source)
+
+
+def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
+    """Return what each `auto` setting was in a run. Empty if it ran on another kind of hardware."""
+    saved = _read_section(folder, "hardware")
+    if (saved.get("platform"), saved.get("kind")) != (hardware.platform, hardware.kind):
+        return {}
+    choices = _read_section(folder, "chosen")
+    return {name: choice for name, choice in choices.items() if isinstance(choice, str)}
+
+
+def read_labels(folder: RunFolder) -> Labels:
+    """Return the labels saved with a run; empty for a task without labels."""
+    if not folder.labels.exists():
+        return ()
+    names = read_json(folder.labels)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder.labels}: is not a list of names; restore the original file")
+    return tuple(names)
+
+
+def read_tokenizer(folder: RunFolder, experiment: Experiment) -> Tokenizer | None:
+    """Return the tokenizer saved with a run; None for data without text."""
+    return None if experiment.data.tokenizer is None else Tokenizer.load(folder.tokenizer)
+
+
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        if line.get("event") in ("started", "rolled back"):
+            return None  # An earlier "finished" was of other weights.
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
+
+
+def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
+    """Return a section of config.json. Raise UserError if it is missing."""
+    config = read_json(folder.config_json)
+    content = config.get(section) if isinstance(config, dict) else None
+    if not isinstance(content, dict):
+        raise UserError(f"{folder.config_json}: has no {section}; restore the original file")
+    return content

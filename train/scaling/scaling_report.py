@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train.data.files import AnyPath, expand_path
-from train.run_folder.writing import explain_write_errors, write_atomically
+from train.runtime.writing import explain_write_errors, write_atomically
 from train.scaling.analysis import (
     CONSTANTS,
     Analysis,

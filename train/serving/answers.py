@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,20 +13,19 @@ from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.requests import GenerationRequest, RequestError, as_request_errors
 from train.tasks.instruction import render_question
+from train.tasks.task import tokenizer_of
 from train.tasks.text_completion import (
     Completion,
     StopCompletionError,
     complete_tokens,
     encode_prompt,
 )
-from train.tasks.vocabulary import tokenizer_of
 from transformer.models.language_model import LanguageModel
 from transformer.models.unstacked import unstack_for_decoding
 
-MIN_CHARACTERS_PER_TOKEN = 64
-"""Most characters of a prompt for each token that the server reads; or as many as the longest token
-of the vocabulary has. A prompt with more is refused before it is tokenized, which takes time and
-100 times its memory. It cannot fit, unless the tokenizer drops most of it, such as white space."""
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Most characters of a prompt for each token that the server reads. A prompt with more is refused
+before it is tokenized, which takes time and 100 times its memory."""
 
 SECONDS_BETWEEN_CHECKS = 1.0
 """Seconds between two checks that the client of a request that waits is there."""
@@ -48,7 +47,7 @@ class Answer(NamedTuple):
     prompt_tokens: int
 
 
-def find_stop(text: str, stops: tuple[str, ...], start: int = 0) -> int | None:
+def find_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
     """Return where the first stop string to be complete begins, or None.
 
     The one with the smallest end is the first to be complete as a text is generated, so that the
@@ -67,7 +66,7 @@ class StopScanner:
       text: The text so far, up to a stop string.
     """
 
-    def __init__(self, stops: tuple[str, ...], on_text: Callable[[str], None]):
+    def __init__(self, stops: Sequence[str], on_text: Callable[[str], None]):
         self._stops, self._on_text = stops, on_text
         self._longest = max(map(len, stops), default=0)
         self._sent = 0
@@ -128,8 +127,6 @@ class Generator:
         self._run, self.max_tokens, self.max_prompt_tokens = run, max_tokens, max_prompt_tokens
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
-        longest_token = max(map(len, self._tokenizer.vocabulary))
-        self._max_characters = max_prompt_tokens * max(MIN_CHARACTERS_PER_TOKEN, longest_token)
         # One program at a time: two would share the device's memory, and neither would be faster.
         self._lock = threading.Lock()
 
@@ -144,38 +141,39 @@ class Generator:
           RequestError: A prompt cannot be tokenized, or a number of tokens is above the server's.
         """
         default = min(request.default_max_tokens or self.max_tokens, self.max_tokens)
-        max_tokens = default if request.max_tokens is None else request.max_tokens
+        max_tokens = request.max_tokens or default
         if max_tokens > self.max_tokens:
             raise RequestError(
                 f"max_tokens {max_tokens}: is more than this server allows; give at most "
                 f"{self.max_tokens}",
                 "max_tokens",
             )
-        field = "messages" if request.messages else "prompt"
-        with as_request_errors(field):
-            if request.messages:
+        if request.messages:
+            with as_request_errors("messages"):
                 text = render_question(self._template, request.messages, request.variables)
-                self._check_size(field, len(text), "characters", self._max_characters)
+                self._check_length("messages", len(text) // MAX_CHARACTERS_PER_TOKEN)
                 # The template has written the special tokens as text.
                 rows = [self._tokenizer.encode_with_special_tokens(text)[0]]
-            else:
-                rows = list(map(self._encode_prompt, request.prompts))
-        for row in rows:
-            self._check_size(field, len(row), "tokens", self.max_prompt_tokens)
+            self._check_length("messages", len(rows[0]))
+        else:
+            rows = list(map(self._encode_prompt, request.prompts))
         return EncodedRequest(request, rows, max_tokens)
 
     def _encode_prompt(self, prompt: str | tuple[int, ...]) -> np.ndarray:
         if isinstance(prompt, str):
-            self._check_size("prompt", len(prompt), "characters", self._max_characters)
-            return encode_prompt(self._run, prompt)
-        self._check_size("prompt", len(prompt), "tokens", self.max_prompt_tokens)
-        return np.array(prompt, np.int64)
+            self._check_length("prompt", len(prompt) // MAX_CHARACTERS_PER_TOKEN)
+            with as_request_errors("prompt"):
+                row = encode_prompt(self._run, prompt)
+        else:
+            row = np.array(prompt, np.int64)
+        self._check_length("prompt", len(row))
+        return row
 
-    def _check_size(self, field: str, size: int, unit: str, limit: int) -> None:
-        if size > limit:
+    def _check_length(self, field: str, num_tokens: int) -> None:
+        if num_tokens > self.max_prompt_tokens:
             raise RequestError(
-                f"{field}: has {size} {unit}, and this server reads at most "
-                f"{self.max_prompt_tokens} tokens; shorten it",
+                f"{field}: is longer than the {self.max_prompt_tokens} tokens that this server "
+                "reads; shorten it",
                 field,
             )
 
@@ -217,7 +215,7 @@ class Generator:
     ) -> list[Completion]:
         request, rows, max_tokens = encoded
         scanner = StopScanner(request.stop, on_text)
-        repeated = [row for row in rows for _ in range(request.num_choices)]
+        repeated = [row for row in rows for _ in range(request.n)]
         # A single answer ends at its stop string; several run as one batch and are cut afterwards.
         alone = len(repeated) == 1
         completions = complete_tokens(

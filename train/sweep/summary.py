@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from train.data.files import AnyPath
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 from train.sweep.grid import SweepRun, short_names
 from train.sweep.sweep_folder import RunResult
 from train.telemetry.event_log import finite_or_none

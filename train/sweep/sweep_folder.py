@@ -21,7 +21,7 @@ from train.config.io import flatten_experiment
 from train.data.files import expand_path
 from train.errors import UserError
 from train.run_folder.folder import read_json
-from train.run_folder.writing import explain_write_errors, write_atomically
+from train.runtime.writing import explain_write_errors, write_atomically
 from train.sweep.grid import NO_WARM_START, SweepRun
 
 Status = Literal["finished", "failed"]

@@ -63,9 +63,9 @@ def train_run(request: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     import train
+    from train.assembly import make_task
     from train.config.io import experiment_from_dict
     from train.config.plugins import import_installed_plugins, import_modules
-    from train.tasks.task_registry import make_task
     from train.telemetry.goodput import compute_goodput, read_time_records
 
     import_installed_plugins()

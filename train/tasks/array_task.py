@@ -1,9 +1,7 @@
 """Base of tasks whose examples are arrays: numbers, or token ids without a tokenizer."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,15 +16,12 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
-from train.data.data_config import PYTHON_DATA_PREFIX
-from train.evaluation.metrics import max_eval_batches, mean_losses, round_up_batch_size
-from train.experiment import Experiment
-from train.tasks.task import Task
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-    from train.engine import Engine
-    from train.tasks.vocabulary import Labels
+from train.data.data_config import ArrayDataConfig
+from train.data.held_data import PYTHON_DATA_PREFIX
+from train.data.tokenizer import Tokenizer
+from train.tasks.evaluation import EvaluationOptions
+from train.tasks.task import Task, TrainingOptions
+from train.tasks.vocabulary import Labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +35,7 @@ class ArrayTask(Task):
     that fill up the last batch of an evaluation. Evaluations report the mean of every loss.
     """
 
-    experiment: Experiment
+    data: ArrayDataConfig
 
     def read_arrays(self, split: str) -> Arrays | None:
         """Return the examples of a split: arrays by name, with one row for each example.
@@ -70,29 +65,22 @@ class ArrayTask(Task):
             for name, array in row.items()
         }
 
-    def training_batches(self, corpus: ArrayCorpus) -> ArrayTrainingBatches:
-        experiment = self.experiment
-        return ArrayTrainingBatches(corpus.split("train"), experiment.batch_size, experiment.seed)
+    def training_batches(
+        self, corpus: ArrayCorpus, options: TrainingOptions
+    ) -> ArrayTrainingBatches:
+        return ArrayTrainingBatches(corpus.split("train"), options.batch_size, options.seed)
 
     def describe_training_data(self, corpus: ArrayCorpus) -> str:
         return f"{num_examples(corpus.split('train')):,} examples"
 
-    def evaluate(
-        self, engine: Engine, params: Any, corpus: ArrayCorpus, split: str, *, full_split: bool
-    ) -> dict[str, float]:
-        """Return the mean of every loss over a split, by name."""
-        config = self.experiment.evaluation
-        batch_size = round_up_batch_size(
-            config.batch_size or self.experiment.batch_size, engine.mesh
-        )
-        batches = ArrayEvaluationBatches(
-            corpus.split(split), batch_size, max_eval_batches(config, full_split)
-        )
-        return mean_losses(engine, params, batches)
+    def evaluation_batches(
+        self, corpus: ArrayCorpus, split: str, options: EvaluationOptions
+    ) -> ArrayEvaluationBatches:
+        return ArrayEvaluationBatches(corpus.split(split), options.batch_size, options.max_batches)
 
     def _arrays_of_split(self, split: str) -> Arrays | None:
         """Return the arrays that `train.fit` was given, or else those of `read_arrays`."""
-        data: Any = self.experiment.data
-        if data.path.startswith(PYTHON_DATA_PREFIX):
-            return data.read_split(split)
+        if self.data.path.startswith(PYTHON_DATA_PREFIX):
+            held: Any = self.data.read_split(split)
+            return held
         return self.read_arrays(split)

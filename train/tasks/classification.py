@@ -1,30 +1,21 @@
 """Classification of whole texts, and of their words (tagging)."""
 
-from __future__ import annotations
-
-import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data.buckets import Bucket, RaggedArray, bucket_by_rows
+from train.data.buckets import RaggedArray
 from train.data.example_configs import (
     ClassificationDataConfig,
-    ExampleDataConfig,
     ListOpsDataConfig,
     TokenLabelDataConfig,
 )
-from train.data.examples import (
-    ExampleCorpus,
-    ExampleEvaluationBatches,
-    Examples,
-    ExampleTrainingBatches,
-)
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
 from train.data.listops import prepare_listops
 from train.data.text_labels import (
     ClassificationSplit,
@@ -39,63 +30,93 @@ from train.data.token_labels import (
     split_into_rows,
 )
 from train.data.tokenizer import Tokenizer
-from train.evaluation.metrics import (
-    are_span_tags,
-    gather_to_host,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-    score_spans,
-)
-from train.experiment import Experiment
+from train.errors import UsageError
+from train.parallel.sharding import gather_to_host
 from train.runtime.stages import track
 from train.step import Batch, LossFn
+from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses
+from train.tasks.example_task import ExampleTask
+from train.tasks.metrics import are_span_tags, score_spans
 from train.tasks.task import (
     Metric,
     ModelInputs,
     SampleOptions,
-    Task,
+    TaskConfig,
     TextCallback,
+    TrainedModel,
+    check_causal_pooling,
+    check_no_encoder,
     check_no_target,
     token_batch_shapes,
     token_inputs,
+    tokenizer_of,
 )
-from train.tasks.task_configs import Classification, Tagging
-from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
+from train.tasks.vocabulary import Labels, resolve_num_labels
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
 from transformer.model_context import ActivationConstraint
-from transformer.models.heads import Classifier, Tagger
+from transformer.models.config import TransformerConfig
+from transformer.models.heads import Classifier, Pooling, Tagger
 from transformer.models.model import LOGITS
-
-if TYPE_CHECKING:
-    from train.engine import Engine
-    from train.run import Run
+from transformer.validation import Fraction, NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelPredictionTask(Task):
-    """Tasks that predict labels of texts or of words, with an encoder and a linear head.
+class Classification(TaskConfig):
+    """Text classification: predict the label of each text."""
 
-    Examples are grouped by length into buckets, and padded to the length of their bucket.
-    """
+    data_configs = (ClassificationDataConfig, ListOpsDataConfig)
+    predicts_labels = True
 
-    experiment: Experiment
+    num_labels: NonNegativeInt = 0
+    """Number of labels, C. 0: as many as the training data have."""
+    pooling: Pooling = "first"
+    """Vector that the label is predicted from: of the first token (a start token), or the mean or
+    the maximum over all tokens."""
+    classifier_dropout: Fraction = 0.0
+    """Dropout rate of the pooled vector, in [0, 1)."""
+    word_dropout: Fraction = 0.0
+    """Probability that a token of a training text is left out: it is masked like padding, in
+    [0, 1) (Iyyer et al. 2015, section 2.3)."""
 
-    @property
-    @abc.abstractmethod
-    def data(self) -> ExampleDataConfig:
-        """Settings of the data."""
+    def check(self, model: TransformerConfig) -> None:
+        check_no_encoder(self, model)
+        check_causal_pooling(self.pooling, model)
+        if self.word_dropout and self.pooling == "first":
+            raise UsageError(
+                "task.word_dropout: would drop the first token, whose vector stands for the "
+                "whole text; set task.pooling to mean or max, or task.word_dropout to 0"
+            )
 
-    @property
-    @abc.abstractmethod
-    def task_config(self) -> Classification | Tagging:
-        """Settings of the task."""
 
-    def resolve_experiment(self, corpus: ExampleCorpus[Any]) -> Experiment:
-        experiment = resolve_vocab_size(self.experiment, corpus.tokenizer)
-        return resolve_num_labels(experiment, self.task_config, corpus.labels)
+@dataclasses.dataclass(frozen=True)
+class Tagging(TaskConfig):
+    """Token classification: predict the tag of each word at its first subword token."""
+
+    data_configs = (TokenLabelDataConfig,)
+    predicts_labels = True
+
+    num_labels: NonNegativeInt = 0
+    """Number of tags, C. 0: as many as the training data have."""
+    classifier_dropout: Fraction = 0.0
+    """Dropout rate of each token's vector, in [0, 1)."""
+
+    def check(self, model: TransformerConfig) -> None:
+        check_no_encoder(self, model)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelPredictionTask(ExampleTask):
+    """Tasks that predict labels of texts or of words, with an encoder and a linear head."""
+
+    config: Classification | Tagging
+
+    def resolve(self, corpus: ExampleCorpus[Any]) -> Self:
+        num_labels = resolve_num_labels(self.config.num_labels, corpus.labels)
+        return dataclasses.replace(
+            super().resolve(corpus), config=dataclasses.replace(self.config, num_labels=num_labels)
+        )
 
     def make_loss_fn(self, model: Any) -> LossFn:
         """Return the cross entropy of the labels, with the accuracy.
@@ -103,7 +124,7 @@ class LabelPredictionTask(Task):
         A batch has `tokens` and `segments` [B, T]. `targets` and `weights` are [B] for texts, and
         [B, T] for words, with weight 1 at the first token of each word.
         """
-        config = self.task_config
+        config = self.config
         word_dropout = config.word_dropout if isinstance(config, Classification) else 0.0
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
@@ -119,28 +140,6 @@ class LabelPredictionTask(Task):
             return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 
         return loss
-
-    def training_batches(self, corpus: ExampleCorpus[Any]) -> ExampleTrainingBatches:
-        split = corpus.split("train")
-        buckets = self.make_buckets(split, self.experiment.batch_size)
-        return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
-
-    def evaluation_batches(
-        self, engine: Engine, examples: Examples, *, full_split: bool
-    ) -> ExampleEvaluationBatches:
-        """Return the batches of a whole split, or of a part for an evaluation during training."""
-        config = self.experiment.evaluation
-        batch_size = config.batch_size or self.experiment.batch_size
-        buckets = self.make_buckets(examples, round_up_batch_size(batch_size, engine.mesh))
-        return ExampleEvaluationBatches(
-            examples, buckets, max_batches=max_eval_batches(config, full_split)
-        )
-
-    def make_buckets(self, examples: Examples, batch_size: int) -> tuple[Bucket, ...]:
-        """Return buckets by length, each with batches of `batch_size` rows."""
-        return bucket_by_rows(
-            examples.lengths, batch_size=batch_size, max_buckets=self.data.max_buckets
-        )
 
 
 WORD_DROPOUT_STREAM = 1 << 20
@@ -179,18 +178,13 @@ def predict_labels(
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationTask(LabelPredictionTask):
-    """Classification of texts. The best checkpoint is the one with the highest accuracy."""
+    """Classification of texts. The best checkpoint is the one with the highest accuracy.
 
-    @property
-    def data(self) -> ClassificationDataConfig | ListOpsDataConfig:
-        data = self.experiment.data
-        assert isinstance(data, ClassificationDataConfig | ListOpsDataConfig)
-        return data
+    Evaluations report the loss, in nats a text, and the accuracy.
+    """
 
-    @property
-    def task_config(self) -> Classification:
-        assert isinstance(self.experiment.task, Classification)
-        return self.experiment.task
+    config: Classification
+    data: ClassificationDataConfig | ListOpsDataConfig
 
     def selection_metric(self, corpus: ExampleCorpus[ClassificationSplit]) -> Metric:
         return Metric("accuracy", lower_is_better=False)
@@ -204,9 +198,9 @@ class ClassificationTask(LabelPredictionTask):
         return prepare_classification(data, tokenizer, labels or None)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Classifier:
-        config = self.task_config
+        config = self.config
         return Classifier(
-            self.experiment.model,
+            self.model_config,
             hardware,
             constrain,
             num_classes=config.num_labels,
@@ -220,32 +214,21 @@ class ClassificationTask(LabelPredictionTask):
     def describe_training_data(self, corpus: ExampleCorpus[ClassificationSplit]) -> str:
         return f"{len(corpus.split('train').tokens):,} texts of {len(corpus.labels)} classes"
 
-    def evaluate(
-        self,
-        engine: Engine,
-        params: Any,
-        corpus: ExampleCorpus[ClassificationSplit],
-        split: str,
-        *,
-        full_split: bool,
-    ) -> dict[str, float]:
-        """Return the loss, in nats a text, and the accuracy."""
-        batches = self.evaluation_batches(engine, corpus.split(split), full_split=full_split)
-        return mean_losses(engine, params, batches)
-
-    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+    def model_inputs(
+        self, trained: TrainedModel, text: str, target: str | None = None
+    ) -> ModelInputs:
         check_no_target(target)
-        return token_inputs(run, encode_texts(tokenizer_of(run), [text])[0])
+        return token_inputs(trained, encode_texts(tokenizer_of(trained), [text])[0])
 
     def sample(
         self,
-        run: Run,
+        trained: TrainedModel,
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return the most likely label of each prompt."""
-        length, tokenizer = self.data.max_length, tokenizer_of(run)
+        length, tokenizer = self.data.max_length, tokenizer_of(trained)
         texts = RaggedArray.from_sequences(
             [cut_text(tokenizer, text, length) for text in encode_texts(tokenizer, prompts)]
         )
@@ -253,8 +236,10 @@ class ClassificationTask(LabelPredictionTask):
         for index in range(len(prompts)):
             # One shape for all prompts, so that one program is compiled.
             tokens, real = texts.pad(np.array([index]), length)
-            best = predict_labels(run.params, tokens, real.astype(np.int32), model=run.model)
-            answers.append(run.labels[int(best[0])])
+            best = predict_labels(
+                trained.params, tokens, real.astype(np.int32), model=trained.model
+            )
+            answers.append(trained.labels[int(best[0])])
         if on_text is not None:
             on_text("".join(answers))
         return answers
@@ -264,15 +249,8 @@ class ClassificationTask(LabelPredictionTask):
 class TaggingTask(LabelPredictionTask):
     """Tagging of words. The best checkpoint has the highest F1 of spans, or accuracy."""
 
-    @property
-    def data(self) -> TokenLabelDataConfig:
-        assert isinstance(self.experiment.data, TokenLabelDataConfig)
-        return self.experiment.data
-
-    @property
-    def task_config(self) -> Tagging:
-        assert isinstance(self.experiment.task, Tagging)
-        return self.experiment.task
+    config: Tagging
+    data: TokenLabelDataConfig
 
     def selection_metric(self, corpus: ExampleCorpus[TokenLabelSplit]) -> Metric:
         return Metric("f1" if are_span_tags(corpus.labels) else "accuracy", lower_is_better=False)
@@ -284,15 +262,12 @@ class TaggingTask(LabelPredictionTask):
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Tagger:
         return Tagger(
-            self.experiment.model,
+            self.model_config,
             hardware,
             constrain,
-            num_classes=self.task_config.num_labels,
-            head_dropout=self.task_config.classifier_dropout,
+            num_classes=self.config.num_labels,
+            head_dropout=self.config.classifier_dropout,
         )
-
-    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_batch_shapes(batch_size, length)
 
     def describe_training_data(self, corpus: ExampleCorpus[TokenLabelSplit]) -> str:
         split = corpus.split("train")
@@ -300,44 +275,43 @@ class TaggingTask(LabelPredictionTask):
 
     def evaluate(
         self,
-        engine: Engine,
-        params: Any,
+        model: EvaluatedModel,
         corpus: ExampleCorpus[TokenLabelSplit],
         split: str,
-        *,
-        full_split: bool,
+        options: EvaluationOptions,
     ) -> dict[str, float]:
         """Return the loss, in nats a word, the accuracy, and F1 where tags spell out spans."""
-        sentences = corpus.split(split)
-        batches = self.evaluation_batches(engine, sentences, full_split=full_split)
-        metrics = mean_losses(engine, params, batches)
+        batches = self.evaluation_batches(corpus, split, options)
+        metrics = mean_losses(model, batches)
         if are_span_tags(corpus.labels):
-            metrics["f1"] = span_f1(sentences, predict_rows(engine, params, batches))
+            metrics["f1"] = span_f1(corpus.split(split), predict_rows(model, batches))
         return metrics
 
-    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+    def model_inputs(
+        self, trained: TrainedModel, text: str, target: str | None = None
+    ) -> ModelInputs:
         check_no_target(target)
-        words, tokenizer = text.split(), tokenizer_of(run)
+        words, tokenizer = text.split(), tokenizer_of(trained)
         tokens_of, around = encode_words(tokenizer, words), tokenizer.added_token_ids
         row = [around[0], *(tokens_of[word] for word in words), around[1]]
-        return token_inputs(run, np.concatenate(row))
+        return token_inputs(trained, np.concatenate(row))
 
     def sample(
         self,
-        run: Run,
+        trained: TrainedModel,
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return each prompt's words, split at white space, with their tags: `cat/NOUN`."""
-        answers = [self.tag_words(run, prompt.split()) for prompt in prompts]
+        answers = [self.tag_words(trained, prompt.split()) for prompt in prompts]
         if on_text is not None:
             on_text("".join(answers))
         return answers
 
-    def tag_words(self, run: Run, words: Sequence[str]) -> str:
+    def tag_words(self, trained: TrainedModel, words: Sequence[str]) -> str:
         """Return words with their tags, as one text."""
-        max_length, tokenizer = self.data.max_length, tokenizer_of(run)
+        max_length, tokenizer = self.data.max_length, tokenizer_of(trained)
         tokens_of, (before, after) = encode_words(tokenizer, words), tokenizer.added_token_ids
         room = max_length - len(before) - len(after)
         word_tokens = [tokens_of[word] for word in words]
@@ -346,22 +320,22 @@ class TaggingTask(LabelPredictionTask):
         for begin, end in split_into_rows(sizes, room) if words else ():
             row = np.concatenate([before, np.concatenate(word_tokens[begin:end])[:room], after])
             tokens, real = RaggedArray.from_sequences([row]).pad(np.array([0]), max_length)
-            best = predict_labels(run.params, tokens, real.astype(np.int32), model=run.model)[0]
+            best = predict_labels(
+                trained.params, tokens, real.astype(np.int32), model=trained.model
+            )[0]
             first_tokens = len(before) + np.cumsum([0, *sizes[begin : end - 1]])
-            tags += [run.labels[index] for index in np.asarray(best)[first_tokens]]
+            tags += [trained.labels[index] for index in np.asarray(best)[first_tokens]]
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
-def predict_rows(
-    engine: Engine, params: Any, batches: ExampleEvaluationBatches
-) -> dict[int, np.ndarray]:
+def predict_rows(model: EvaluatedModel, batches: ExampleEvaluationBatches) -> dict[int, np.ndarray]:
     """Return the index of the predicted tag at each token of each row, by the row's index."""
     predictions: dict[int, np.ndarray] = {}
     for cursor in track(range(len(batches)), "evaluating spans"):
         rows = batches.host_batch(cursor, 0, 1)
         host_rows = batches.host_batch(cursor, jax.process_index(), jax.process_count())
-        mine = engine.put_batch(host_rows)
-        best = predict_labels(params, mine["tokens"], mine["segments"], model=engine.model)
+        mine = model.put_batch(host_rows)
+        best = predict_labels(model.params, mine["tokens"], mine["segments"], model=model.model)
         real = rows["weights"].any(axis=1)
         predictions.update(
             zip(rows["examples"][real].tolist(), gather_to_host(best)[real], strict=True)

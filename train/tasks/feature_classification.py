@@ -1,33 +1,59 @@
 """Classification of continuous inputs: images, sound, graphs, or sequences of vectors."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data.arrays import Arrays
-from train.data.data_config import PYTHON_DATA_PREFIX
+from train.data.arrays import ArrayCorpus, Arrays
 from train.data.example_configs import FeatureDataConfig
 from train.data.features import read_features, to_features
+from train.data.held_data import PYTHON_DATA_PREFIX
 from train.errors import UserError
+from train.step import Batch, LossFn
 from train.tasks.array_task import ArrayTask
-from train.tasks.task import Metric
-from train.tasks.task_configs import FeatureClassification
+from train.tasks.task import (
+    Metric,
+    TaskConfig,
+    TrainedModel,
+    check_causal_pooling,
+    check_no_encoder,
+)
+from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
+from transformer.model_context import ActivationConstraint
+from transformer.models.config import TransformerConfig
 from transformer.models.feature_classifier import FeatureClassifier
+from transformer.models.heads import Pooling
 from transformer.models.model import LOGITS
+from transformer.validation import Fraction, NonNegativeInt
 
-if TYPE_CHECKING:
-    from train.data.arrays import ArrayCorpus
-    from train.experiment import Experiment
-    from train.run import Run
-    from train.step import Batch, LossFn
-    from transformer.hardware import Hardware
-    from transformer.model_context import ActivationConstraint
+
+@dataclasses.dataclass(frozen=True)
+class FeatureClassification(TaskConfig):
+    """Classification of images, sound, graphs, or sequences of vectors."""
+
+    data_configs = (FeatureDataConfig,)
+
+    num_labels: NonNegativeInt = 0
+    """Number of labels, C. 0: as many as the data have, in all splits."""
+    num_features: NonNegativeInt = 0
+    """Numbers of a position, I. 0: as many as the training data have."""
+    pooling: Pooling = "mean"
+    """Vector that the label is predicted from: of the first position, or the mean or the maximum
+    over all of them."""
+    classifier_dropout: Fraction = 0.0
+    """Dropout rate of the pooled vector, in [0, 1)."""
+    has_adjacency: bool | None = None
+    """Examples are graphs with an adjacency each. None: if those of training are."""
+    use_adjacency: bool = True
+    """Graphs: attend along edges alone. False: every node attends to every other."""
+
+    def check(self, model: TransformerConfig) -> None:
+        check_no_encoder(self, model)
+        check_causal_pooling(self.pooling, model)
 
 
 def check_examples(name: str, examples: Arrays, task: FeatureClassification) -> None:
@@ -57,20 +83,12 @@ def check_examples(name: str, examples: Arrays, task: FeatureClassification) -> 
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class FeatureClassificationTask(ArrayTask):
     """Classification of sequences of vectors. Evaluations report loss and accuracy."""
 
-    @property
-    def data(self) -> FeatureDataConfig:
-        """Settings of the data."""
-        assert isinstance(self.experiment.data, FeatureDataConfig)
-        return self.experiment.data
-
-    @property
-    def task_config(self) -> FeatureClassification:
-        """Settings of the task."""
-        assert isinstance(self.experiment.task, FeatureClassification)
-        return self.experiment.task
+    config: FeatureClassification
+    data: FeatureDataConfig
 
     def read_arrays(self, split: str) -> Arrays | None:
         return read_features(self.data, split)
@@ -82,12 +100,12 @@ class FeatureClassificationTask(ArrayTask):
             return None
         examples = to_features(arrays, self.data)
         from_python = self.data.path.startswith(PYTHON_DATA_PREFIX)
-        check_examples("data" if from_python else f"the {split} split", examples, self.task_config)
+        check_examples("data" if from_python else f"the {split} split", examples, self.config)
         return examples
 
-    def resolve_experiment(self, corpus: ArrayCorpus) -> Experiment:
-        """Return the experiment with what the data decide: labels, features, and edges or none."""
-        train, task = corpus.split("train"), self.task_config
+    def resolve(self, corpus: ArrayCorpus) -> Self:
+        """Return the task with what the data decide: labels, features, and edges or none."""
+        train, task = corpus.split("train"), self.config
         found = {
             "num_labels": 1 + max(int(each["targets"].max()) for each in corpus.splits.values()),
             "num_features": train["features"].shape[2],
@@ -108,14 +126,14 @@ class FeatureClassificationTask(ArrayTask):
         for name, arrays in corpus.splits.items():
             check_examples(f"the {name} split", arrays, task)
         # No token is embedded, but a resolved model has a vocabulary.
-        model = self.experiment.model
+        model = self.model_config
         model = dataclasses.replace(model, vocab_size=model.vocab_size or 1)
-        return dataclasses.replace(self.experiment, task=task, model=model)
+        return dataclasses.replace(self, config=task, model_config=model)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> FeatureClassifier:
-        task = self.task_config
+        task = self.config
         return FeatureClassifier(
-            self.experiment.model,
+            self.model_config,
             hardware,
             constrain,
             num_features=task.num_features,
@@ -125,7 +143,7 @@ class FeatureClassificationTask(ArrayTask):
         )
 
     def make_loss_fn(self, model: Any) -> LossFn:
-        use_adjacency = self.task_config.use_adjacency
+        use_adjacency = self.config.use_adjacency
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
@@ -146,7 +164,7 @@ class FeatureClassificationTask(ArrayTask):
     def check_prompt(self, prompt: str, tokenizer: Any) -> None:
         """Accept any prompt: it names a file."""
 
-    def predict(self, run: Run, prompt: str) -> str:
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
         """Return the label of each example of a .npz file, whose path is the prompt."""
         named = dataclasses.replace(self.data, path=prompt)
         arrays = dict(read_features(named, "train") or {})
@@ -154,10 +172,10 @@ class FeatureClassificationTask(ArrayTask):
         if "labels" not in arrays and len(sizes) == 1:
             arrays["labels"] = np.zeros(sizes.pop(), np.int32)
         examples = to_features(arrays, named)
-        check_examples(prompt, examples, self.task_config)
-        adjacency = examples.get("adjacency") if self.task_config.use_adjacency else None
-        logits = run.model.apply(
-            {"params": run.params}, jnp.asarray(examples["features"]), adjacency=adjacency
+        check_examples(prompt, examples, self.config)
+        adjacency = examples.get("adjacency") if self.config.use_adjacency else None
+        logits = trained.model.apply(
+            {"params": trained.params}, jnp.asarray(examples["features"]), adjacency=adjacency
         ).logits
         assert logits is not None
         return " ".join(str(label) for label in np.argmax(logits, axis=-1))

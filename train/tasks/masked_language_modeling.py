@@ -4,56 +4,87 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from train.data.corpus import TextCorpus
+from train.data.data_config import TextDataConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
 from train.data.mixed_corpora import prepare_any_text, prepare_any_tokenizer
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
-from train.evaluation.metrics import mean_losses
+from train.errors import UsageError, UserError
 from train.step import Batch, LossFn
+from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses
 from train.tasks.task import (
     ModelInputs,
     SampleOptions,
+    TaskConfig,
     TextCallback,
+    TrainedModel,
+    TrainingOptions,
+    check_no_encoder,
     check_no_target,
     token_inputs,
+    tokenizer_of,
 )
-from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text_task import AnyTextCorpus, TextTask
-from train.tasks.vocabulary import Labels, tokenizer_of
+from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.model_context import ActivationConstraint
+from transformer.models.config import TransformerConfig
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.stack import supports_segments
-
-if TYPE_CHECKING:
-    from train.engine import Engine
-    from train.run import Run
+from transformer.validation import Bounds, NonNegativeFloat
 
 MASK_PATTERN = re.compile(r"\s*(?:\[MASK\]|<mask>)")
 """A mask in a prompt, with the space before it, which is part of the masked token."""
 
 
 @dataclasses.dataclass(frozen=True)
+class MaskedLanguageModeling(TaskConfig):
+    """Masked language modeling: predict hidden tokens (Devlin et al. 2019, section 3.1)."""
+
+    data_configs = (TextDataConfig,)
+
+    mlm_probability: Annotated[float, Bounds(above=0, maximum=1)] = 0.15
+    """Fraction of the tokens that are selected for prediction, in (0, 1]."""
+    mask_replace_prob: NonNegativeFloat = 0.8
+    """Fraction of the selected tokens that are replaced by the mask token."""
+    random_replace_prob: NonNegativeFloat = 0.1
+    """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Chosen tokens that are neither masked nor replaced stay as they are.
+        if self.mask_replace_prob + self.random_replace_prob > 1:
+            raise UsageError(
+                f"task.mask_replace_prob {self.mask_replace_prob}, task.random_replace_prob "
+                f"{self.random_replace_prob}: give fractions that sum to at most 1"
+            )
+
+    def check(self, model: TransformerConfig) -> None:
+        check_no_encoder(self, model)
+        if model.causal:
+            raise UsageError(
+                f"model.causal: task {type(self).__name__} reads both sides of a token; set it to "
+                "False (--model.no-causal)"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class MaskedLanguageModelTask(TextTask):
     """Masked language modeling."""
 
-    @property
-    def task_config(self) -> MaskedLanguageModeling:
-        assert isinstance(self.experiment.task, MaskedLanguageModeling)
-        return self.experiment.task
+    config: MaskedLanguageModeling
 
     @property
     def max_targets(self) -> int:
         """Maximum number of prediction targets of a window."""
-        return max(1, int(np.rint(self.task_config.mlm_probability * self.data.sequence_length)))
+        return max(1, int(np.rint(self.config.mlm_probability * self.data.sequence_length)))
 
     @property
     def target_fraction(self) -> float:
@@ -61,7 +92,7 @@ class MaskedLanguageModelTask(TextTask):
 
     @property
     def untrained_parts(self) -> tuple[str, ...]:
-        if not self.experiment.model.pooler:
+        if not self.model_config.pooler:
             return super().untrained_parts
         pooler = "model.pooler true: masked tokens do not train the pooler; false leaves it out"
         return (*super().untrained_parts, pooler)
@@ -75,7 +106,7 @@ class MaskedLanguageModelTask(TextTask):
     def make_model(
         self, hardware: Hardware, constrain: ActivationConstraint
     ) -> MaskedLanguageModel:
-        return MaskedLanguageModel(self.experiment.model, hardware, constrain)
+        return MaskedLanguageModel(self.model_config, hardware, constrain)
 
     def make_loss_fn(self, model: MaskedLanguageModel) -> LossFn:
         """Return the cross entropy of the masked tokens.
@@ -110,7 +141,7 @@ class MaskedLanguageModelTask(TextTask):
 
     def make_masking(self, tokenizer: Tokenizer, seed: int) -> Masking:
         """Return the masking that the task's settings describe."""
-        config = self.task_config
+        config = self.config
         return Masking(
             tokenizer,
             seed=seed,
@@ -119,43 +150,52 @@ class MaskedLanguageModelTask(TextTask):
             random_replace_prob=config.random_replace_prob,
         )
 
-    def training_batches(self, corpus: AnyTextCorpus) -> MaskedTrainingBatches:
-        masking = self.make_masking(corpus.tokenizer, self.experiment.seed)
-        return MaskedTrainingBatches(self.training_windows(corpus), masking)
+    def training_batches(
+        self, corpus: AnyTextCorpus, options: TrainingOptions
+    ) -> MaskedTrainingBatches:
+        masking = self.make_masking(corpus.tokenizer, options.seed)
+        return MaskedTrainingBatches(self.training_windows(corpus, options), masking)
 
-    def evaluate_source(
-        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
-    ) -> dict[str, float]:
-        """Return the loss, in nats a masked token, and the accuracy.
+    def evaluation_batches(
+        self, corpus: TextCorpus, split: str, options: EvaluationOptions
+    ) -> MaskedEvaluationBatches:
+        """Return the windows of one source, in order.
 
         Every evaluation masks the same tokens (seed 0), so that evaluations are comparable.
         """
-        windows = self.evaluation_windows(corpus, split, engine.mesh, full_split=full_split)
-        batches = MaskedEvaluationBatches(windows, self.make_masking(corpus.tokenizer, 0))
-        return mean_losses(engine, params, batches)
+        windows = self.evaluation_windows(corpus, split, dataclasses.replace(options, stride=0))
+        return MaskedEvaluationBatches(windows, self.make_masking(corpus.tokenizer, 0))
+
+    def evaluate_source(
+        self, model: EvaluatedModel, corpus: TextCorpus, split: str, options: EvaluationOptions
+    ) -> dict[str, float]:
+        """Return the loss, in nats a masked token, and the accuracy."""
+        return mean_losses(model, self.evaluation_batches(corpus, split, options))
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
         self.encode_prompt(prompt, tokenizer)
 
     def sample(
         self,
-        run: "Run",
+        trained: TrainedModel,
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return each prompt with the most likely token in place of every [MASK]."""
-        answers = [self.fill_masks(run, prompt) for prompt in prompts]
+        answers = [self.fill_masks(trained, prompt) for prompt in prompts]
         if on_text is not None:
             on_text("".join(answers))
         return answers
 
-    def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
+    def model_inputs(
+        self, trained: TrainedModel, text: str, target: str | None = None
+    ) -> ModelInputs:
         """Return the tokens of a text with or without [MASK]."""
         if MASK_PATTERN.search(text) is None:
-            return super().model_inputs(run, text, target)
+            return super().model_inputs(trained, text, target)
         check_no_target(target)
-        return token_inputs(run, encode_masked_prompt(tokenizer_of(run), text))
+        return token_inputs(trained, encode_masked_prompt(tokenizer_of(trained), text))
 
     def encode_prompt(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
         """Return the tokens of a prompt. Raises UserError if it is too long or has no mask."""
@@ -166,14 +206,14 @@ class MaskedLanguageModelTask(TextTask):
             )
         return tokens
 
-    def fill_masks(self, run: "Run", prompt: str) -> str:
+    def fill_masks(self, trained: TrainedModel, prompt: str) -> str:
         """Return the prompt with its masks replaced by the most likely tokens."""
-        assert isinstance(run.model, MaskedLanguageModel)
-        tokenizer = tokenizer_of(run)
+        assert isinstance(trained.model, MaskedLanguageModel)
+        tokenizer = tokenizer_of(trained)
         tokens = self.encode_prompt(prompt, tokenizer)
         row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens
-        best = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
+        best = _predict_tokens(trained.params, row, np.int32(len(tokens)), model=trained.model)
         predicted = np.asarray(best)[0, : len(tokens)]
         filled = np.where(tokens == tokenizer.mask_token_id, predicted, tokens)
         return tokenizer.decode(filled).strip()

@@ -1,33 +1,77 @@
-"""Interface of a task: its data, model, loss, evaluation and answers to prompts."""
-
-from __future__ import annotations
+"""Interface of a task: its data, model, loss, metrics and answers to prompts."""
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
 
+from train.data.data_config import ArrayDataConfig, DataConfig
 from train.data.token_file import HostBatch
-from train.errors import UserError
-from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of
+from train.data.tokenizer import Tokenizer
+from train.errors import UsageError, UserError
+from train.settings import Settings
+from train.step import LossFn
+from train.tasks.evaluation import (
+    EvaluatedModel,
+    EvaluationBatches,
+    EvaluationOptions,
+    mean_losses,
+)
+from train.tasks.vocabulary import Labels, resolve_vocab_size
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-    from train.engine import Engine
-    from train.experiment import Experiment
-    from train.run import Run
-    from train.step import LossFn
-    from train.tasks.vocabulary import Labels
-    from transformer.hardware import Hardware
-    from transformer.model_context import ActivationConstraint
-    from transformer.models.model import Model
+from transformer.hardware import Hardware
+from transformer.model_context import ActivationConstraint
+from transformer.models.config import TransformerConfig
+from transformer.models.heads import Pooling
+from transformer.models.model import Model
 
 TextCallback = Callable[[str], None]
 """Function that receives text piece by piece, as it is generated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(Settings, part="task"):
+    """Interface of a task's settings: a frozen dataclass, saved under its class name.
+
+    Attributes:
+      data_configs: The classes of `Experiment.data` that the task accepts, with those derived from
+        them. By default the task reads or generates arrays itself.
+      predicts_labels: The data decide the number of labels, unless `num_labels` gives it.
+      reports_bits_per_byte: Evaluations report bits per byte, comparable with compressors.
+    """
+
+    data_configs: ClassVar[tuple[type[DataConfig], ...]] = (ArrayDataConfig,)
+    predicts_labels: ClassVar[bool] = False
+    reports_bits_per_byte: ClassVar[bool] = False
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels of a task that predicts labels; 0 if there are none or it is open."""
+        return 0
+
+    def check(self, model: TransformerConfig) -> None:
+        """Raise UsageError if the model's settings do not fit the task. By default all do."""
+
+
+def check_no_encoder(task: TaskConfig, model: TransformerConfig) -> None:
+    """Raise UsageError for an encoder beside the model of a task that has no source text."""
+    if model.encoder is not None:
+        raise UsageError(
+            f"model.encoder: does not suit task {type(task).__name__}, which has no source text; "
+            "set it to None"
+        )
+
+
+def check_causal_pooling(pooling: Pooling, model: TransformerConfig) -> None:
+    """Raise UsageError for the first position of a causal model, which knows no other."""
+    if model.causal and pooling == "first":
+        raise UsageError(
+            "task.pooling first: the first position of a causal model sees no other; set "
+            "model.causal to False (--model.no-causal), or task.pooling to mean"
+        )
 
 
 class Corpus(Protocol):
@@ -65,13 +109,37 @@ class TrainingBatches(Protocol):
         ...
 
 
-class EvaluationBatches(Protocol):
-    """Batches of a held-out split."""
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """Settings of a run that its training batches depend on."""
 
-    def __len__(self) -> int: ...
+    batch_size: int
+    """Rows of a batch, B, over all devices."""
+    seed: int
+    steps: int
 
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch `cursor` that belong to one host."""
+
+class TrainedModel(Protocol):
+    """A model with its weights and the vocabulary of its data: what answers prompts, as a `Run`."""
+
+    @property
+    def model(self) -> Any:
+        """Module to apply."""
+        ...
+
+    @property
+    def params(self) -> Any:
+        """Weights of the model."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer of the data; None for data without text."""
+        ...
+
+    @property
+    def labels(self) -> Labels:
+        """Names of the labels by index."""
         ...
 
 
@@ -94,8 +162,12 @@ class SampleOptions:
     max_new_tokens: int = 200
     sampling: SamplingConfig = ANCESTRAL_SAMPLING
     num_beams: int = 0
-    """Hypotheses of beam search; 0: as the run's settings say."""
+    """Hypotheses of beam search; 0: as the task's settings say."""
     seed: int = 0
+
+
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+"""`Task.supported_options` of the tasks that generate text token by token."""
 
 
 class ModelInputs(NamedTuple):
@@ -112,23 +184,28 @@ class ModelInputs(NamedTuple):
         return tuple(self.arguments["tokens"][0].tolist())
 
 
+@dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
     """A task: all that differs between runs that learn different things.
 
-    Subclasses are constructed with the experiment alone and are registered, with their settings,
-    in `train.tasks.task_registry`. Those whose data are arrays derive from `ArrayTask`
-    (`train.tasks.array_task`), which needs four methods.
+    A task is a value: its settings, and the settings of the model and the data, as requested or as
+    `resolve` has completed them. Its methods work on functions and arrays. Subclasses are
+    registered, with their settings, in `train.tasks.registry`. Those whose data are arrays derive
+    from `ArrayTask` (`train.tasks.array_task`), which needs four methods.
 
     Attributes:
-      experiment: The experiment, as requested or as `resolve_experiment` has completed it.
+      continues_prompt: `sample` continues its prompt, and does not answer it.
+      metric_notes: Strings to report beside the metrics, such as the signature of a BLEU score.
     """
 
-    experiment: Experiment
+    continues_prompt: ClassVar[bool] = False
 
-    @property
-    def continues_prompt(self) -> bool:
-        """True if `sample` continues its prompt, False if it answers it."""
-        return False
+    config: TaskConfig
+    """Settings of the task, `Experiment.task`."""
+    model_config: TransformerConfig
+    """Settings of the model, `Experiment.model`."""
+    data: DataConfig
+    """Settings of the data, `Experiment.data`."""
 
     @property
     def supported_options(self) -> tuple[str, ...]:
@@ -142,19 +219,17 @@ class Task(abc.ABC):
 
     @property
     def needs_base_weights(self) -> bool:
-        """True if `evaluate` compares with the frozen weights of a LoRA run, `engine.frozen`."""
-        return False
+        """True if the loss compares with the frozen weights of a LoRA run.
 
-    @property
-    def has_reference_pass(self) -> bool:
-        """True if a training step also runs the model that is compared with, without gradients."""
+        A training step then runs that model too, without gradients.
+        """
         return False
 
     @property
     def untrained_parts(self) -> tuple[str, ...]:
         """Notes on parts of the model that get no gradient, with the setting that removes each."""
         # Rows that no token reads get no gradient; only weight decay changes them.
-        types = self.experiment.model.num_token_types
+        types = self.model_config.num_token_types
         if types < 2:
             return ()
         note = (
@@ -172,6 +247,8 @@ class Task(abc.ABC):
         """Return the metric that compares the evaluations during training: the lowest loss."""
         return Metric("loss", lower_is_better=True)
 
+    # ---- Data and model ----
+
     @abc.abstractmethod
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
@@ -186,18 +263,19 @@ class Task(abc.ABC):
           UserError: The data are missing, empty or damaged.
         """
 
-    def resolve_experiment(self, corpus: Any) -> Experiment:
-        """Return the experiment with the sizes that the corpus decides (vocabulary, labels).
+    def resolve(self, corpus: Any) -> Self:
+        """Return the task with the sizes that the corpus decides (vocabulary, labels).
 
         By default this is the size of the tokenizer's vocabulary.
         """
         if corpus.tokenizer is None:
-            return self.experiment
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
+            return self
+        model_config = resolve_vocab_size(self.model_config, corpus.tokenizer)
+        return dataclasses.replace(self, model_config=model_config)
 
     @abc.abstractmethod
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Model:
-        """Return the model of a resolved experiment."""
+        """Return the model of a resolved task."""
 
     @abc.abstractmethod
     def make_loss_fn(self, model: Any) -> LossFn:
@@ -208,40 +286,51 @@ class Task(abc.ABC):
         """Return the shapes and dtypes of a batch's arrays, by name, to compile without data."""
 
     @abc.abstractmethod
-    def training_batches(self, corpus: Any) -> TrainingBatches:
+    def training_batches(self, corpus: Any, options: TrainingOptions) -> TrainingBatches:
         """Return the batches to train on. Raises UserError if there are too few data."""
 
     def describe_training_data(self, corpus: Any) -> str:
         """Return the amount of training data as text: "12,345 tokens of text"."""
-        return f"data {type(self.experiment.data).__name__}"
+        return f"data {type(self.data).__name__}"
+
+    # ---- Evaluation ----
 
     @abc.abstractmethod
+    def evaluation_batches(
+        self, corpus: Any, split: str, options: EvaluationOptions
+    ) -> EvaluationBatches:
+        """Return the batches of a split. Raises UserError if the data have no such split."""
+
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Any, split: str, *, full_split: bool
+        self, model: EvaluatedModel, corpus: Any, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
-        """Return the metrics of a split by name.
+        """Return the metrics of a split by name: by default the mean of every loss.
 
         Args:
-          engine: Compiled step and loss.
-          params: Weights to evaluate.
+          model: The weights, and the function that computes the losses of a batch.
           corpus: The result of `prepare_corpus`.
           split: "train", "validation" or "test".
-          full_split: Evaluate all of it, and not only `evaluation.num_batches` batches.
+          options: Size and number of the batches.
 
         Raises:
           UserError: The data have no such split.
         """
+        return mean_losses(model, self.evaluation_batches(corpus, split, options))
+
+    # ---- Answers ----
 
     def check_prompt(self, prompt: str, tokenizer: Any) -> None:
         """Raise UserError for a prompt that the model cannot answer, before training starts."""
         if tokenizer is not None:
             tokenizer.encode(prompt)
 
-    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+    def model_inputs(
+        self, trained: TrainedModel, text: str, target: str | None = None
+    ) -> ModelInputs:
         """Return what the model reads for a text: by default its tokens after a start token.
 
         Args:
-          run: The model and its tokenizer.
+          trained: The model and its tokenizer.
           text: Any text of the task.
           target: Text of the decoder, in translation alone; None: the model's own answer.
 
@@ -249,23 +338,25 @@ class Task(abc.ABC):
           UserError: The model cannot read the text.
         """
         check_no_target(target)
-        before, after = tokenizer_of(run).text_frame
-        return token_inputs(run, np.concatenate([before, tokenizer_of(run).encode(text), after]))
+        tokenizer = tokenizer_of(trained)
+        before, after = tokenizer.text_frame
+        tokens = np.concatenate([before, tokenizer.encode(text), after])
+        return token_inputs(trained, tokens)
 
-    def predict(self, run: Run, prompt: str) -> str:
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
         """Return the model's answer to one prompt.
 
         Raises:
           ValueError: The prompt cannot be read; the message says why.
         """
         raise UserError(
-            f"task {type(self.experiment.task).__name__}: answers no prompts; define "
-            "predict(run, prompt) in its class"
+            f"task {type(self.config).__name__}: answers no prompts; define "
+            "predict(trained, prompt) in its class"
         )
 
     def sample(
         self,
-        run: Run,
+        trained: TrainedModel,
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
@@ -273,7 +364,7 @@ class Task(abc.ABC):
         """Return the model's answer to each prompt, by default from `predict`.
 
         Args:
-          run: The model, its weights and its tokenizer.
+          trained: The model, its weights and its tokenizer.
           prompts: One or more prompts.
           options: See `supported_options`.
           on_text: Receives the answer to a single prompt in pieces, as it is generated.
@@ -282,12 +373,18 @@ class Task(abc.ABC):
           UserError: The model cannot answer a prompt.
         """
         try:
-            answers = [self.predict(run, prompt) for prompt in prompts]
+            answers = [self.predict(trained, prompt) for prompt in prompts]
         except ValueError as error:
             raise UserError(f"prompt: {error}; give one that the task can read") from error
         if on_text is not None:
             on_text("".join(answers))
         return answers
+
+
+def tokenizer_of(trained: TrainedModel) -> Tokenizer:
+    """Return the tokenizer of a model whose data are text."""
+    assert trained.tokenizer is not None
+    return trained.tokenizer
 
 
 def check_no_target(target: str | None) -> None:
@@ -296,13 +393,13 @@ def check_no_target(target: str | None) -> None:
         raise UserError("--target: the run's model reads one text; leave it out")
 
 
-def token_inputs(run: Run, tokens: np.ndarray) -> ModelInputs:  # tokens [T]
+def token_inputs(trained: TrainedModel, tokens: np.ndarray) -> ModelInputs:  # tokens [T]
     """Return the inputs of a model with one stack of layers.
 
     Raises:
       UserError: There are more tokens than the model has positions.
     """
-    longest = run.model.config.max_length
+    longest = trained.model.config.max_length
     if longest is not None and len(tokens) > longest:
         raise UserError(f"text: has {len(tokens)} tokens and the model reads {longest}; shorten it")
     return ModelInputs({"tokens": np.asarray(tokens, np.int32)[None]})

@@ -1,25 +1,18 @@
 """Text completion: tokenize prompts, generate, and decode the text as it is generated."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from train.data.chat_template import end_tokens
-from train.data.tokenizer import StreamDecoder
+from train.data.tokenizer import StreamDecoder, Tokenizer
 from train.errors import UserError
-from train.tasks.task import TextCallback
-from train.tasks.vocabulary import tokenizer_of
+from train.tasks.task import TextCallback, TrainedModel, tokenizer_of
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.language_model import LanguageModel
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-    from train.run import Run
 
 
 class StopCompletionError(Exception):
@@ -37,7 +30,7 @@ class Completion(NamedTuple):
 
 
 def complete_texts(
-    run: Run,
+    trained: TrainedModel,
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
@@ -51,7 +44,7 @@ def complete_texts(
     tokens.
 
     Args:
-      run: A run whose model is a `LanguageModel`.
+      trained: A `LanguageModel` and its tokenizer.
       prompts: Texts to continue; they may be empty.
       max_new_tokens: Maximum number of tokens to generate for each prompt.
       sampling: How tokens are drawn.
@@ -64,8 +57,8 @@ def complete_texts(
         or max_new_tokens is less than 1.
     """
     completions = complete_tokens(
-        run,
-        [encode_prompt(run, each) for each in prompts],
+        trained,
+        [encode_prompt(trained, each) for each in prompts],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
@@ -74,15 +67,15 @@ def complete_texts(
     return [each.text for each in completions]
 
 
-def encode_prompt(run: Run, prompt: str) -> np.ndarray:  # [t] int32
+def encode_prompt(trained: TrainedModel, prompt: str) -> np.ndarray:  # [t] int32
     """Return the tokens of a text to continue, after those with which a text begins."""
-    tokenizer = tokenizer_of(run)
+    tokenizer = tokenizer_of(trained)
     before, _ = tokenizer.text_frame
     return np.append(before, tokenizer.encode(prompt)).astype(np.int32)
 
 
 def complete_tokens(
-    run: Run,
+    trained: TrainedModel,
     rows: list[np.ndarray],  # each [t] int32
     *,
     max_new_tokens: int,
@@ -94,7 +87,7 @@ def complete_tokens(
     """Generate after tokens, to a token that ends the text (`end_tokens`) or `max_new_tokens`.
 
     Args:
-      run: As in `complete_texts`.
+      trained: As in `complete_texts`.
       rows: Tokens of each prompt, at least one.
       max_new_tokens: As in `complete_texts`.
       sampling: As in `complete_texts`.
@@ -109,7 +102,7 @@ def complete_tokens(
         raise ValueError(
             f"on_text: receives one text as it is generated; give 1 prompt, not {len(rows)}"
         )
-    tokenizer, model = tokenizer_of(run), _language_model(run)
+    tokenizer, model = tokenizer_of(trained), _language_model(trained)
     try:
         check_prompts(model, rows, min(max_new_tokens, 1))
     except ValueError as error:
@@ -119,7 +112,7 @@ def complete_tokens(
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
         try:
             _generate_texts(
-                run,
+                trained,
                 group_rows,
                 group_texts,
                 max_new_tokens,
@@ -132,9 +125,9 @@ def complete_tokens(
     return [text.finish() for text in texts]
 
 
-def _language_model(run: Run) -> LanguageModel:
-    assert isinstance(run.model, LanguageModel)
-    return run.model
+def _language_model(trained: TrainedModel) -> LanguageModel:
+    assert isinstance(trained.model, LanguageModel)
+    return trained.model
 
 
 class _GeneratedText:
@@ -184,7 +177,7 @@ def _group_prompts(
 
 
 def _generate_texts(
-    run: Run,
+    trained: TrainedModel,
     rows: list[np.ndarray],  # each [t]; all of one length if positions can run out
     texts: list[_GeneratedText],
     num_tokens: int,
@@ -200,10 +193,10 @@ def _generate_texts(
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 
-    model, max_length = _language_model(run), run.model.config.max_length
+    model, max_length = _language_model(trained), trained.model.config.max_length
     # Not those beyond the table: the model cannot write them.
     vocab_size = model.config.vocab_size
-    stop_tokens = [each for each in end_tokens(tokenizer_of(run)) if each < vocab_size]
+    stop_tokens = [each for each in end_tokens(tokenizer_of(trained)) if each < vocab_size]
     while rows and num_tokens:
         if max_length is not None and len(rows[0]) == max_length:
             rows = [row[-(max_length // 2) :] for row in rows]
@@ -212,7 +205,7 @@ def _generate_texts(
             room = min(num_tokens, max_length - max(map(len, rows)))
         generated = generate(
             model,
-            run.params,
+            trained.params,
             rows,
             max_new_tokens=room,
             sampling=sampling,

@@ -1,13 +1,9 @@
 """Parts that the tasks over windows of text share: corpus, windows and shapes."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import Mesh
 
 from train.data.batches import (
     TextEvaluationBatches,
@@ -18,12 +14,8 @@ from train.data.corpus import TextCorpus
 from train.data.data_config import TextDataConfig
 from train.data.mixed_corpora import MixedCorpus, combine_metrics
 from train.data.source_mixing import MixedBatches
-from train.evaluation.metrics import max_eval_batches, round_up_batch_size
-from train.experiment import Experiment
-from train.tasks.task import Task, token_batch_shapes
-
-if TYPE_CHECKING:
-    from train.engine import Engine
+from train.tasks.evaluation import EvaluatedModel, EvaluationBatches, EvaluationOptions
+from train.tasks.task import Task, TrainingBatches, TrainingOptions, token_batch_shapes
 
 AnyTextCorpus = TextCorpus | MixedCorpus
 """One source of running text, or several."""
@@ -39,11 +31,7 @@ class TextTask(Task):
     Subclasses define `evaluate_source`: the metrics of one source.
     """
 
-    experiment: Experiment
-
-    @property
-    def data(self) -> TextDataConfig:
-        return self.experiment.text_data
+    data: TextDataConfig
 
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return token_batch_shapes(batch_size, length)
@@ -53,17 +41,58 @@ class TextTask(Task):
             return corpus.describe()
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
+    def training_batches(self, corpus: AnyTextCorpus, options: TrainingOptions) -> TrainingBatches:
+        return self.training_windows(corpus, options)
+
+    def training_windows(self, corpus: AnyTextCorpus, options: TrainingOptions) -> TextBatches:
+        """Return batches of windows of the training split, shuffled by the seed."""
+        if isinstance(corpus, MixedCorpus):
+            return corpus.training_batches(
+                self.data,
+                batch_size=options.batch_size,
+                seed=options.seed,
+                steps=options.steps,
+            )
+        return TextTrainingBatches(
+            corpus.split("train"),
+            batch_size=options.batch_size,
+            sequence_length=self.data.sequence_length,
+            seed=options.seed,
+            document_masking=self.data.document_masking,
+        )
+
+    def evaluation_batches(
+        self, corpus: TextCorpus, split: str, options: EvaluationOptions
+    ) -> EvaluationBatches:
+        """Return the windows of one source, in order."""
+        return self.evaluation_windows(corpus, split, options)
+
+    def evaluation_windows(
+        self, corpus: TextCorpus, split: str, options: EvaluationOptions
+    ) -> TextEvaluationBatches:
+        """Return batches of windows of a split, in order."""
+        return make_text_evaluation_batches(
+            corpus.split(split),
+            batch_size=options.batch_size,
+            sequence_length=self.data.sequence_length,
+            stride=options.stride or None,
+            document_masking=self.data.document_masking,
+            max_batches=options.max_batches,
+        )
+
     def evaluate(
-        self, engine: Engine, params: Any, corpus: AnyTextCorpus, split: str, *, full_split: bool
+        self,
+        model: EvaluatedModel,
+        corpus: AnyTextCorpus,
+        split: str,
+        options: EvaluationOptions,
     ) -> dict[str, float]:
         """Return the metrics of a split, of the mixture and of each source if there are several."""
         if not isinstance(corpus, MixedCorpus):
-            return self.evaluate_source(engine, params, corpus, split, full_split=full_split)
+            return self.evaluate_source(model, corpus, split, options)
         parts = corpus.parts(split)
         metrics = {
-            source.name: self.evaluate_source(
-                engine, params, source.corpus, split, full_split=full_split
-            )
+            source.name: self.evaluate_source(model, source.corpus, split, options)
             for source, _ in parts
         }
         if len(corpus.sources) == 1:
@@ -72,46 +101,6 @@ class TextTask(Task):
 
     @abc.abstractmethod
     def evaluate_source(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, model: EvaluatedModel, corpus: TextCorpus, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
         """Return the metrics of a split of one source. See `Task.evaluate`."""
-
-    def training_windows(self, corpus: AnyTextCorpus) -> TextBatches:
-        """Return batches of windows of the training split, shuffled by the seed."""
-        if isinstance(corpus, MixedCorpus):
-            return corpus.training_batches(
-                self.data,
-                batch_size=self.experiment.batch_size,
-                seed=self.experiment.seed,
-                steps=self.experiment.steps,
-            )
-        return TextTrainingBatches(
-            corpus.split("train"),
-            batch_size=self.experiment.batch_size,
-            sequence_length=self.data.sequence_length,
-            seed=self.experiment.seed,
-            document_masking=self.data.document_masking,
-        )
-
-    def evaluation_windows(
-        self, corpus: TextCorpus, split: str, mesh: Mesh, *, full_split: bool, stride: int = 0
-    ) -> TextEvaluationBatches:
-        """Return batches of windows of a split, in order.
-
-        Args:
-          corpus: The texts.
-          split: "train", "validation" or "test".
-          mesh: Devices, to whose number batches are rounded up.
-          full_split: Return all windows, and not only `evaluation.num_batches` batches.
-          stride: Tokens between the starts of two windows; 0: the length of a window.
-        """
-        config = self.experiment.evaluation
-        batch_size = config.batch_size or self.experiment.batch_size
-        return make_text_evaluation_batches(
-            corpus.split(split),
-            batch_size=round_up_batch_size(batch_size, mesh),
-            sequence_length=self.data.sequence_length,
-            stride=stride or None,
-            document_masking=self.data.document_masking,
-            max_batches=max_eval_batches(config, full_split),
-        )

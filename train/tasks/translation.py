@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,32 +15,26 @@ from train.data.bitext import (
     prepare_bitext,
     sentence_ends,
 )
-from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
+from train.data.buckets import Bucket, bucket_by_tokens
 from train.data.example_configs import BitextDataConfig
-from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
+from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, Examples
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
-from train.evaluation.metrics import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-    sacre_bleu,
-    tokenized_bleu,
-)
-from train.experiment import Experiment
+from train.errors import UsageError, UserError
 from train.runtime.stages import stage
 from train.step import Batch, LossFn
+from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses, perplexity
+from train.tasks.example_task import ExampleTask
+from train.tasks.metrics import sacre_bleu, tokenized_bleu
 from train.tasks.task import (
     Metric,
     ModelInputs,
     SampleOptions,
-    Task,
+    TaskConfig,
     TextCallback,
-    token_batch_shapes,
+    TrainedModel,
+    tokenizer_of,
 )
-from train.tasks.task_configs import Translation
-from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
+from train.tasks.vocabulary import Labels
 from transformer.attention.mixer import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.generation.beam_search import BeamSearchConfig
@@ -48,56 +42,70 @@ from transformer.generation.translate import translate
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.model_context import ActivationConstraint
+from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
-
-if TYPE_CHECKING:
-    from train.engine import Engine
-    from train.run import Run
+from transformer.validation import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Corpus = ExampleCorpus[BitextSplit]
 Translator = EncoderDecoder | NonAutoregressive
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationTask(Task):
+class Translation(TaskConfig):
+    """Translation: predict the target sentence of a source sentence."""
+
+    data_configs = (BitextDataConfig,)
+
+    label_smoothing: Fraction = 0.1
+    """Probability mass spread evenly over the vocabulary (Vaswani et al. 2017, section 5.4)."""
+    num_beams: PositiveInt = 5
+    """Hypotheses kept at each step of beam search. 1: greedy decoding."""
+    length_penalty: NonNegativeFloat = 0.6
+    """Exponent a: hypotheses of n tokens score log p / ((5 + n) / 6)^a (Wu et al. 2016, 7)."""
+    extra_length: NonNegativeInt = 50
+    """Longest translation, in tokens beyond the length of its source."""
+    start_token: str = ""
+    """Token that the decoder reads first. Empty: that of an imported model's files, such as the
+    `<pad>` of T5 and Marian, or else the one that separates documents."""
+    compute_bleu: Literal["end", "always"] = "end"
+    """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
+    The others report the loss alone."""
+
+    def check(self, model: TransformerConfig) -> None:
+        if model.encoder is None:
+            raise UsageError(
+                f"model.encoder: is missing for task {type(self).__name__}; give an EncoderConfig"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationTask(ExampleTask):
     """Translation of sentences, scored by BLEU. The best checkpoint has the lowest loss.
 
     With `task.compute_bleu` "always", the best checkpoint has the highest BLEU.
     """
 
-    experiment: Experiment
-
-    @property
-    def data(self) -> BitextDataConfig:
-        assert isinstance(self.experiment.data, BitextDataConfig)
-        return self.experiment.data
-
-    @property
-    def task_config(self) -> Translation:
-        assert isinstance(self.experiment.task, Translation)
-        return self.experiment.task
+    config: Translation
+    data: BitextDataConfig
 
     @property
     def supported_options(self) -> tuple[str, ...]:
         """Beam search applies to autoregressive models alone."""
-        return ("beams",) if self.experiment.model.causal else ()
+        return ("beams",) if self.model_config.causal else ()
 
     @property
     def metric_notes(self) -> dict[str, str]:
         return {"bleu_signature": sacre_bleu(["a"], ["a"]).signature}
 
     def selection_metric(self, corpus: Corpus) -> Metric:
-        if self.task_config.compute_bleu == "always":
+        if self.config.compute_bleu == "always":
             return Metric("bleu", lower_is_better=False)
         return Metric("loss", lower_is_better=True)
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Corpus:
-        return prepare_bitext(self.data, tokenizer, self.task_config.start_token)
-
-    def resolve_experiment(self, corpus: Corpus) -> Experiment:
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
+        return prepare_bitext(self.data, tokenizer, self.config.start_token)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Translator:
         """Return an autoregressive model, or without `model.causal` a non-autoregressive one.
@@ -105,7 +113,7 @@ class TranslationTask(Task):
         Raises:
           ValueError: Beam search could not decode from a mixer of the decoder.
         """
-        config = self.experiment.model
+        config = self.model_config
         if not config.causal:
             return NonAutoregressive(config, hardware, constrain)
         for mixer in {block.mixer for block in config.layer_pattern}:
@@ -122,7 +130,7 @@ class TranslationTask(Task):
         A batch has `source` and `source_segments` [B, S], and `tokens`, `segments`, `targets` and
         `weights` [B, T].
         """
-        smoothing = self.task_config.label_smoothing
+        smoothing = self.config.label_smoothing
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
@@ -147,70 +155,47 @@ class TranslationTask(Task):
 
         return loss
 
-    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_batch_shapes(batch_size, length)
-
     def make_buckets(
-        self, pairs: BitextSplit, batch_size: int, batch_size_multiple: int
+        self, examples: Examples, batch_size: int, row_multiple: int
     ) -> tuple[Bucket, ...]:
         """Return buckets by length, with batches of `batch_size` rows or of data.batch_tokens."""
-        max_buckets = self.data.max_buckets
         if not self.data.batch_tokens:
-            return bucket_by_rows(pairs.lengths, batch_size=batch_size, max_buckets=max_buckets)
+            return super().make_buckets(examples, batch_size, row_multiple)
         return bucket_by_tokens(
-            pairs.lengths,
+            examples.lengths,
             batch_tokens=self.data.batch_tokens,
             batch_size=batch_size,
-            batch_size_multiple=batch_size_multiple,
-            max_buckets=max_buckets,
+            batch_size_multiple=row_multiple,
+            max_buckets=self.data.max_buckets,
         )
-
-    def training_batches(self, corpus: Corpus) -> ExampleTrainingBatches:
-        split = corpus.split("train")
-        buckets = self.make_buckets(
-            split, self.experiment.batch_size, self.data.batch_size_multiple
-        )
-        return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
 
     def describe_training_data(self, corpus: Corpus) -> str:
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, model: EvaluatedModel, corpus: Corpus, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
-        """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
+        """Return the loss, in nats a target token, the perplexity, and for a whole split BLEU.
 
         `bleu` is sacreBLEU's, lowercase; `tokenised_bleu` is that of Moses tokens, lowercase.
         """
-        config, pairs = self.experiment.evaluation, corpus.split(split)
-        batch_size = config.batch_size or self.experiment.batch_size
-        buckets = self.make_buckets(
-            pairs,
-            round_up_batch_size(batch_size, engine.mesh),
-            # Rows must divide among the devices; training has batch_size_multiple for that.
-            round_up_batch_size(1, engine.mesh),
-        )
-        batches = ExampleEvaluationBatches(
-            pairs, buckets, max_batches=max_eval_batches(config, full_split)
-        )
-        loss = mean_losses(engine, params, batches)["loss"]
+        batches = self.evaluation_batches(corpus, split, options)
+        loss = mean_losses(model, batches)["loss"]
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
-        if full_split or self.task_config.compute_bleu == "always":
-            metrics |= self.bleu_scores(engine, params, corpus, pairs, example_indices(batches))
+        if options.is_whole_split or self.config.compute_bleu == "always":
+            metrics |= self.bleu_scores(model, corpus, split, example_indices(batches))
         return metrics
 
     def bleu_scores(
-        self,
-        engine: "Engine",
-        params: Any,
-        corpus: Corpus,
-        pairs: BitextSplit,
-        indices: Sequence[int],
+        self, model: EvaluatedModel, corpus: Corpus, split: str, indices: Sequence[int]
     ) -> dict[str, float]:
         """Translate the sources of some pairs and return the BLEU of the translations."""
+        pairs = corpus.split(split)
         sources = [pairs.source[index] for index in indices]
         with stage(f"translating {len(sources):,} sentences for BLEU"):
-            translations = self.translate_sources(engine.model, params, corpus.tokenizer, sources)
+            translations = self.translate_sources(
+                model.model, model.params, corpus.tokenizer, sources
+            )
         references = [pairs.pairs[index].target for index in indices]
         tokenized = tokenized_bleu(translations, references, self.data.target_lang)
         return {
@@ -226,32 +211,34 @@ class TranslationTask(Task):
                 "shorten it"
             )
 
-    def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
+    def model_inputs(
+        self, trained: TrainedModel, text: str, target: str | None = None
+    ) -> ModelInputs:
         """Return the tokens of a source, and those that the decoder reads for its translation."""
-        tokenizer = tokenizer_of(run)
+        tokenizer = tokenizer_of(trained)
         self.check_prompt(text, tokenizer)
         [source] = encode_sentences(tokenizer, [text])
         if target is None:
-            target = self.translate_sources(run.model, run.params, tokenizer, [source])[0]
+            target = self.translate_sources(trained.model, trained.params, tokenizer, [source])[0]
         [written] = encode_sentences(tokenizer, [target])
-        start = find_start_token(tokenizer, self.task_config.start_token)
+        start = find_start_token(tokenizer, self.config.start_token)
         tokens = np.append(start, written[:-1]).astype(np.int32)  # shifted by one, as in training
         arguments = {"source": source[None], "tokens": tokens[None]}
         return ModelInputs(arguments, tuple(source.tolist()))
 
     def sample(
         self,
-        run: "Run",
+        trained: TrainedModel,
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return the translation of each prompt."""
         for prompt in prompts:
-            self.check_prompt(prompt, tokenizer_of(run))
-        sources = encode_sentences(tokenizer_of(run), prompts)
+            self.check_prompt(prompt, tokenizer_of(trained))
+        sources = encode_sentences(tokenizer_of(trained), prompts)
         translations = self.translate_sources(
-            run.model, run.params, tokenizer_of(run), sources, options.num_beams
+            trained.model, trained.params, tokenizer_of(trained), sources, options.num_beams
         )
         if on_text is not None:
             on_text("".join(translations))
@@ -269,7 +256,7 @@ class TranslationTask(Task):
 
         0 beams: as many as the settings say. A non-autoregressive model does not search.
         """
-        config, ends = self.task_config, sentence_ends(tokenizer)
+        config, ends = self.config, sentence_ends(tokenizer)
         if isinstance(model, NonAutoregressive):
             tokens = translate_nonautoregressive(model, params, sources, stop=ends)
         else:

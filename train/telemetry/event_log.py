@@ -19,7 +19,7 @@ from typing import Any
 
 from train.data.files import AnyPath
 from train.errors import as_user_error
-from train.run_folder.writing import explain_write_errors
+from train.runtime.writing import explain_write_errors
 
 JsonRecord = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from train.data.files import AnyPath
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeGuard
 
 from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import explain_write_errors, unused_path, write_atomically
+from train.runtime.writing import explain_write_errors, unused_path, write_atomically
 from train.telemetry import event_log
 
 FLUSH_INTERVAL_SECONDS = 30.0

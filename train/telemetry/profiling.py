@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from train.data.files import AnyPath
-from train.run_folder.writing import explain_write_errors, is_local
+from train.runtime.writing import explain_write_errors, is_local
 
 if TYPE_CHECKING:
     from train.run_folder.folder import RunFolder

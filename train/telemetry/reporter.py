@@ -13,8 +13,8 @@ from typing import Any, Self
 from train.errors import UserError
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import explain_write_errors
 from train.runtime.progress import ProgressBar
+from train.runtime.writing import explain_write_errors
 from train.telemetry.event_log import EventLog
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses

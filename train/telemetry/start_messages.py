@@ -1,7 +1,7 @@
 """Messages and events at the start of a run: what trains, on what, and what differs from before."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +15,7 @@ from train.telemetry.event_log import installed_versions
 from train.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
-    from train.engine import Engine
+    from train.engines.engine import Engine
     from train.warm_start import WarmStart, WarmStartReport
     from transformer.hardware import Hardware
 
@@ -42,6 +42,7 @@ def log_start(
     folder: RunFolder,
     step: int,
     *,
+    auto_choices: Mapping[str, str],
     is_new_run: bool,
     training_data: str,
     notes: Sequence[str] = (),
@@ -56,6 +57,7 @@ def log_start(
       experiment: Resolved settings.
       folder: Folder of the run.
       step: Step of the restored state; 0 at the start.
+      auto_choices: What each `auto` setting became.
       training_data: Amount of training data, as text.
       is_new_run: True if the folder held no run.
       notes: Further messages, on the data and the task.
@@ -73,7 +75,9 @@ def log_start(
         changed={name: new for name, (_, new) in changed.items()},
         pinned={name: choice for name, (_, choice) in pinned.items()},
     )
-    _log_fallbacks(reporter, engine, experiment, hardware)
+    _log_fallbacks(reporter, hardware)
+    for name, choice in unavailable_backends(auto_choices, experiment).items():
+        reporter.log_event("fell back", setting=name, to=choice)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
     trained = "trainable " if experiment.lora.rank else ""
     verb = f"resumes from step {step}" if step else "starts"
@@ -87,9 +91,7 @@ def log_start(
         reporter.print_message(note)
 
 
-def _log_fallbacks(
-    reporter: Reporter, engine: "Engine", experiment: Experiment, hardware: "Hardware"
-) -> None:
+def _log_fallbacks(reporter: Reporter, hardware: "Hardware") -> None:
     for warning in accelerator_warnings(hardware.platform):
         reporter.print_message(warning)
     for kernel, reason in hardware.broken_kernels:
@@ -98,8 +100,6 @@ def _log_fallbacks(
             f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
             "See python -m train doctor"
         )
-    for name, choice in unavailable_backends(engine.auto_choices(), experiment).items():
-        reporter.log_event("fell back", setting=name, to=choice)
 
 
 def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmStartReport") -> None:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.errors import UserError, as_user_error
 from train.run_folder.folder import RunFolder, read_json
-from train.run_folder.writing import is_local, write_atomically
 from train.runtime.signals import PreemptedError
+from train.runtime.writing import is_local, write_atomically
 
 if TYPE_CHECKING:
     from train.experiment import Experiment

@@ -17,11 +17,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from train.assembly import make_task
 from train.data.files import expand_path
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError, as_user_error
 from train.run import Run
-from train.tasks.task_registry import make_task
 from train.visualization.html_page import build_page, embed_page, read_asset, write_page
 from transformer.attention_maps import AttentionMap, Stage, attention_maps
 

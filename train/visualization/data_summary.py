@@ -8,10 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from train.assembly import make_task, training_options
 from train.data.tokenizer import Tokenizer
 from train.errors import printable
 from train.experiment import Experiment
-from train.tasks.task_registry import make_task
 
 MAX_CHARACTERS = 600
 """Longest text of an example that is printed."""
@@ -36,8 +36,7 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
     task = make_task(experiment)
     corpus = task.prepare_corpus()
     # The same order as in `fit`: the data decide sizes that batches depend on.
-    resolved = task.resolve_experiment(corpus)
-    task = make_task(resolved)
+    task = task.resolve(corpus)
     tokenizer: Any = corpus.tokenizer
     summary: dict[str, Any] = {
         "name": experiment.name,
@@ -50,7 +49,7 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
         "examples": [],
     }
     if num_examples:
-        batch = task.training_batches(corpus).host_batch(0, 0, 1)
+        batch = task.training_batches(corpus, training_options(experiment)).host_batch(0, 0, 1)
         summary["batch"] = {name: list(array.shape) for name, array in sorted(batch.items())}
         rows = min(num_examples, len(next(iter(batch.values()))))
         summary["examples"] = [

@@ -22,14 +22,14 @@ from transformer.attention.scores import (
 from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
 from transformer.layers.position_embedding import NO_POSITION, NoPosition
-from transformer.validation import Bounds
+from transformer.validation import Bounds, Mark
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiHeadConfig(MixerConfig):
     """Settings that all mixers with attention heads share."""
 
-    num_heads: Annotated[int, Bounds(1, 2**16)] = 8
+    num_heads: Annotated[int, Bounds(1, 2**16), Mark.COMMON] = 8
     """N, number of query heads."""
     num_kv_heads: Annotated[int, Bounds(0, 2**16)] = 0
     """K, number of key and value heads: 0 or N for multi-head attention, 1 for multi-query

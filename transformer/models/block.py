@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -23,7 +23,7 @@ from transformer.layers.moe import MixtureOfExperts, MoEConfig
 from transformer.layers.norms import Norm, NormConfig
 from transformer.model_context import ModelContext
 from transformer.taps import outputs_within
-from transformer.validation import Fraction, Settings
+from transformer.validation import Fraction, Mark, Settings
 
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 
@@ -32,7 +32,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 class BlockConfig(Settings):
     """One layer: a mixer, optional cross-attention, and a feed-forward."""
 
-    mixer: MixerConfig = AttentionConfig()
+    mixer: Annotated[MixerConfig, Mark.COMMON] = AttentionConfig()
     """Layer that mixes tokens: self-attention, one of its variants, or a recurrent baseline."""
     cross_attention: MixerConfig | None = None
     """Attention to the encoder's output, after the mixer; None in decoder-only models."""

@@ -17,6 +17,7 @@ from transformer.precision import Precision
 from transformer.validation import (
     Bounds,
     Fraction,
+    Mark,
     NonNegativeFloat,
     PositiveFloat,
     Settings,
@@ -56,9 +57,9 @@ class TransformerConfig(Settings):
 
     vocab_size: Annotated[int, Bounds(0, 2**28)] = 0
     """V, number of tokens in the vocabulary. 0: set from the run's tokenizer."""
-    d_model: Annotated[int, Bounds(1, 2**24)] = 512
+    d_model: Annotated[int, Bounds(1, 2**24), Mark.COMMON] = 512
     """D, width of the hidden states (the residual stream)."""
-    num_layers: Annotated[int, Bounds(1, 10_000)] = 6
+    num_layers: Annotated[int, Bounds(1, 10_000), Mark.COMMON] = 6
     """L, number of layers; of the decoder in an encoder-decoder."""
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
     """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
@@ -93,14 +94,14 @@ class TransformerConfig(Settings):
     cap."""
     embedding_dropout: Fraction = 0.0
     """Dropout rate of the summed embeddings."""
-    precision: Precision = Precision()
+    precision: Annotated[Precision, Mark.COMMON] = Precision()
     """Dtypes of parameters, of computation, and of reductions."""
     initialization: Initialization = Initialization()
     """Initial values of weights."""
-    layer_loop: LayerLoop = "auto"
+    layer_loop: Annotated[LayerLoop, Mark.RESUMABLE] = "auto"
     """`scan`: layers run inside `lax.scan` and compile in the time of one. `unroll`: layers are
     compiled one by one; steps are faster. Both use the same parameters."""
-    remat: RematPolicy = "none"
+    remat: Annotated[RematPolicy, Mark.RESUMABLE] = "none"
     """Rematerialization: what the backward pass recomputes to save memory. `none`: nothing.
     `dots`: everything but matmuls with weights. `full`: everything, from each layer's input.
     `offload`: like `dots`, with the saved matmul outputs kept in host memory."""

@@ -13,11 +13,11 @@ from train.experiment import Experiment
 
 def test_flags_define_sources_instead_of_a_path() -> None:
     experiment = find_experiment("quickstart")
-    changed = with_listed_sources(experiment, ["--data.sources.2.weight", "3"])
+    changed = with_listed_sources(experiment, {"data.sources.2.weight": "3"})
     assert len(changed.text_data.sources) == 3
     assert changed.text_data.path == ""
-    assert with_listed_sources(experiment, ["--data.sourcesx.2.weight", "3"]) == experiment
-    assert isinstance(with_listed_sources(changed, ["--data.sources.1.path=x"]), Experiment)
+    assert with_listed_sources(experiment, {"data.sourcesx.2.weight": "3"}) == experiment
+    assert isinstance(with_listed_sources(changed, {"data.sources.1.path": "x"}), Experiment)
 
 
 def test_data_verb_shows_splits_and_windows_of_every_source(

@@ -1,6 +1,7 @@
 """Help texts of the command line, which are shown without loading JAX."""
 
 import importlib
+import re
 import runpy
 import subprocess
 import sys
@@ -94,13 +95,16 @@ def test_every_verb_has_help(capsys: Capture, verb: str) -> None:
     [
         ("help fit", "usage: python -m train fit CONFIG"),
         ("evaluate W --help", "--split STR"),
+        ("evaluate --help", "Folder of the run."),
+        ("describe quickstart --help optimizer", "--optimizer.weight-decay"),
+        ("describe quickstart --help-all", "--recovery.window"),
         (
             "fit quickstart --help",
             f"Number of weight updates. (default: {find_experiment('quickstart').steps})",
         ),
         ("fit multi30k_recurrent --help", "--model.layer-pattern.0.mixer.kind"),
         (
-            "fit gpt2 --model.layer-pattern.0.mixer.kind performer --help",
+            "fit gpt2 --model.layer-pattern.0.mixer.kind performer --help-all",
             "--model.layer-pattern.0.mixer.num-features",
         ),
     ],
@@ -109,3 +113,14 @@ def test_help_lists_the_settings(capsys: Capture, line: str, shown: str) -> None
     result = command(capsys, *line.split())
     assert (result.status, result.error) == (0, "")
     assert shown in result.output
+
+
+def test_help_without_a_part_has_what_many_people_change(capsys: Capture) -> None:
+    shown = command(capsys, "describe", "quickstart", "--help").output
+    settings = set(re.findall(r"^\W*(--[a-z][\w.-]*)", shown, re.MULTILINE)) - {"--json"}
+    contract = "--steps --batch-size --seed --data.path --log-every --checkpoint.every"
+    assert settings >= {*contract.split(), "--mesh.data", "--schedule.learning-rate"}
+    assert 20 <= len(settings) <= 25
+    part = command(capsys, "describe", "quickstart", "--help", "mesh").output
+    assert "--mesh.optimizer-placement" in part
+    assert "--steps" not in part

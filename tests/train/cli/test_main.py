@@ -59,7 +59,7 @@ def test_contract_options_of_every_experiment(name: str) -> None:
     )
     base = find_experiment(name)
     replace = dataclasses.replace
-    parsed = parse(FitArguments, line.split(), verb="fit", default=FitArguments(base))
+    parsed = parse(FitArguments, line.split(), verb="fit", experiment=base)
     assert parsed.workdir == "here"
     assert parsed.experiment == replace(
         base,
@@ -77,10 +77,10 @@ def test_contract_options_of_every_experiment(name: str) -> None:
 def test_settings_inside_a_layer_and_parts_of_a_precision() -> None:
     place = "--model.layer-pattern.0"
     words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
-    words += ["--model.causal", "False", "--model.tie-embeddings", "TRUE"]
+    words += ["--model.no-causal", "--model.tie-embeddings"]
     words += ["--model.precision", "compute=bfloat16,softmax=bfloat16"]
-    base = FitArguments(find_experiment("quickstart"))
-    model = parse(FitArguments, words, verb="fit", default=base).experiment.model
+    base = find_experiment("quickstart")
+    model = parse(FitArguments, words, verb="fit", experiment=base).experiment.model
     [block] = model.layer_pattern
     assert isinstance(block.mixer, AttentionConfig)
     assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
@@ -94,23 +94,15 @@ def test_settings_inside_a_layer_and_parts_of_a_precision() -> None:
         ("fti quickstart", "verb fti: is not known (did you mean fit?); choose one of fit,"),
         ("predict W", "verb predict: is not known; choose one of fit, evaluate"),
         ("fit --steps 3", "fit: CONFIG is missing; write python -m train fit CONFIG"),
-        ("sample", "sample: W is missing"),
         ("fit quickstrat", "config quickstrat: is not known (did you mean quickstart?); choose"),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
-        ("fit quickstart --stepz 3", "error: --stepz: no such setting; perhaps you meant --steps;"),
-        ("fit quickstart --output_dir x --bs=4", "perhaps you meant --workdir or --batch-size;"),
-        ("fit quickstart --steps many", "--steps: 'many' is not an integer; it is --steps INT"),
-        ("fit quickstart --steps", "--steps"),
         ("fit quickstart --steps 0", "steps 0: give 1 or more"),
         (
             "fit quickstart --model.d-model 50",
             "error: AttentionConfig.num_heads 6: does not divide",
         ),
-        ("fit quickstart --model.precision float8", "precision float8"),
-        ("fit quickstart --optimizer.kind odd", "optimizer.kind odd: is unknown; give one of"),
+        ("fit quickstart --help optimiser", "no part of the settings (did you mean optimizer?);"),
         ("fit quickstart --import --steps 3", "--import: names no module"),
-        ("describe quickstart --layers 3", "--layers"),
-        ("doctor now", "doctor now: takes no arguments"),
     ],
 )
 def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
@@ -122,24 +114,23 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "error"),
+    ("line", "words"),
     [
-        ("evaluate W stray", "stray: no such setting"),
-        ("sample W --beams many", "--beams: 'many' is not an integer; it is"),
+        ("fit quickstart --stepz 3", ("--stepz", "Perhaps you meant", "--steps INT")),
+        ("fit quickstart --steps many", ("Error parsing --steps", "'many'", "Number of weight")),
+        ("fit quickstart --steps", ("Missing value", "'--steps'")),
+        ("fit quickstart --optimizer.kind odd", ("invalid choice 'odd'", "'adamw'", "'muon'")),
+        ("fit quickstart --model.precision float8", ("--model.precision", "float8 is not known")),
+        ("describe quickstart --layers 3", ("--layers", "--model.num-layers")),
+        ("sample", ("Missing from python -m train sample", "W", "Folder of the run")),
+        ("evaluate W stray", ("Unrecognized options: stray",)),
+        ("doctor now", ("Unrecognized options: now",)),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_usage_error_has_no_frame(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, encoding: str, line: str, error: str
-) -> None:
-    """No box is drawn around an error, in Unicode or in ASCII."""
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+def test_arguments_that_tyro_refuses(capsys: Capture, line: str, words: tuple[str, ...]) -> None:
     result = command(capsys, *line.split())
-    assert result.status == 2
-    assert result.error.startswith(f"error: {error}")
-    assert result.error.endswith(f"; see python -m train {line.split()[0]} W --help\n")
-    assert "---" not in result.error
-    assert "─" not in result.error
+    assert (result.status, result.output) == (2, "")
+    assert all(each in result.error for each in words)
 
 
 def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

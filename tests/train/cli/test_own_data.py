@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from train.cli.config_verbs import parse_config_verb
+from train.cli.config_verbs import ConfigArguments, parse_config_verb
 
 
 @pytest.mark.parametrize("config", ["sst2", "multi30k"])
 def test_own_path_replaces_held_out_files(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     def paths(*arguments: str) -> tuple[str, str, str]:
-        data: Any = parse_config_verb("data", [config, *arguments], lambda each: each).data
+        given = parse_config_verb("data", [config, *arguments], ConfigArguments)
+        data: Any = given.experiment.data
         return data.path, data.validation_path, data.test_path
 
     shipped = paths()

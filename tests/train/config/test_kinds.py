@@ -1,18 +1,28 @@
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import train
 from tests.train.support import Outcome, command, write_config
-from train.cli.parsing import kind_options, kinds_help, parse, select_kinds
+from train.cli.config_verbs import ConfigArguments
+from train.cli.parsing import parse
 from train.config.io import classes_by_kind, kind_name
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW, Lion
 from train.optim.optimizer import Optimizer
 from train.optim.optimizer_registry import OPTIMIZERS
-from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
+from train.optim.schedules import SCHEDULES, LearningRateSchedule, ScheduleConfig
+from transformer import (
+    BlockConfig,
+    LearnedPositions,
+    NoPosition,
+    NormConfig,
+    RoPE,
+    TransformerConfig,
+    YaRNScaling,
+)
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MIXERS, MixerConfig
 
@@ -40,108 +50,79 @@ def test_class_with_kind_field_uses_class_name() -> None:
     assert kind_name(Lion) == "lion"
 
 
+def parsed(base: Experiment, *flags: str) -> Experiment:
+    return parse(ConfigArguments, flags, verb="fit", experiment=base).experiment
+
+
 def test_new_kind_has_its_own_defaults() -> None:
     flags = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
-    changed, left = select_kinds(TWO, flags)
-    assert changed.optimizer == Lion()
-    assert changed.model == TWO.model
-    assert left == ["--steps", "3", "--optimizer.beta2=0.9"]
+    changed = parsed(TWO, *flags)
+    assert changed == dataclasses.replace(TWO, steps=3, optimizer=Lion(beta2=0.9))
 
 
 def test_same_kind_keeps_its_settings() -> None:
-    for arguments in (["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]):
-        assert select_kinds(TWO, arguments) == (TWO, [])
+    for arguments in (["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"], []):
+        assert parsed(TWO, *arguments) == TWO
 
 
 def test_nested_kinds() -> None:
-    arguments = [
+    changed = parsed(
+        TWO,
         "--model.layer-pattern.1.mixer.kind=convolution",
-        "--model.layer-pattern.0.mixer.position.kind=RoPE",
         "--model.layer-pattern.0.mixer.position.scaling.kind=YaRNScaling",
+        "--model.layer-pattern.0.mixer.position.scaling.factor=3",
+        "--model.layer-pattern.0.mixer.position.kind=RoPE",
         "--model.layer-pattern.0.feed-forward.kind=mixture",
-    ]
-    changed, left = select_kinds(TWO, arguments)
+        "--model.layer-pattern.1.feed-forward.kind=None",
+    )
     first, second = changed.model.layer_pattern
     assert (first.mixer.kind, second.mixer.kind) == ("full", "convolution")
     assert isinstance(first.mixer, AttentionConfig)
-    assert type(first.mixer.position).__name__ == "RoPE"
-    assert type(getattr(first.mixer.position, "scaling", None)).__name__ == "YaRNScaling"
+    assert isinstance(first.mixer.position, RoPE)
+    assert isinstance(first.mixer.position.scaling, YaRNScaling)
+    assert first.mixer.position.scaling.factor == 3
     assert getattr(first.feed_forward, "kind", None) == "mixture"
-    assert left == []
+    assert second.feed_forward is None
 
 
-@dataclasses.dataclass(frozen=True)
-class Left:
-    size: int = 1
+def test_a_part_that_is_missing_can_be_given() -> None:
+    flag = "--model.layer-pattern.0.cross-attention.kind"
+    assert parsed(TWO, flag, "full").model.layer_pattern[0].cross_attention == AttentionConfig()
+    assert parsed(TWO, flag, "None") == TWO
 
 
-@dataclasses.dataclass(frozen=True)
-class Right:
-    size: int = 2
+def test_a_schedule_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Steep(LearningRateSchedule):
+        kind: ClassVar[str] = "steep"
+        slope: float = 2.0
 
+        def make(self, *, steps: int, width: int) -> Any:
+            raise NotImplementedError
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    one: Left | Right = Left()
-    other: Left | Right = Left()
-
-    def __post_init__(self) -> None:
-        if type(self.one) is not type(self.other):
-            raise ValueError("one and other: are not of a kind")
-
-
-def test_dependent_kinds_change_together() -> None:
-    flags = ["--one.kind=Right", "--other.kind", "Right"]
-    assert select_kinds(Pair(), flags) == (Pair(Right(), Right()), [])
-    selected, left = select_kinds(Pair(), flags[:1])
-    with pytest.raises(UsageError, match="not of a kind"):
-        parse(Pair, left, verb="fit", default=selected)
+    monkeypatch.setitem(SCHEDULES, "steep", Steep)
+    steep = parsed(TWO, "--schedule.kind", "steep", "--schedule.slope", "3")
+    assert steep.schedule == Steep(3.0)
+    back = parsed(steep, "--schedule.kind", "linear", "--schedule.warmup-steps", "7")
+    assert back.schedule == ScheduleConfig("linear", warmup_steps=7)
 
 
 def test_validation_of_a_new_kind_waits_for_its_other_flags() -> None:
     """The new data's default length, 128, exceeds the model's position table."""
     model = TransformerConfig(position_embedding=LearnedPositions(64), num_layers=1)
-    text = train.TextDataConfig(sequence_length=64)
-    start = Experiment(model=model, data=text)
-    kinds = ["--task.kind=Classification", "--data.kind=ClassificationDataConfig"]
-
-    def parsed(*flags: str) -> Experiment:
-        selected, left = select_kinds(start, [*kinds, "--model.no-causal", *flags])
-        return parse(Experiment, left, verb="fit", default=selected)
-
-    assert parsed("--data.max-length", "32").data == train.ClassificationDataConfig(max_length=32)
+    start = Experiment(model=model, data=train.TextDataConfig(sequence_length=64))
+    flags: tuple[str, ...] = ("--task.kind=Classification", "--data.kind=ClassificationDataConfig")
+    flags += ("--model.no-causal",)
+    short = parsed(start, *flags, "--data.max-length", "32")
+    assert short.data == train.ClassificationDataConfig(max_length=32)
     with pytest.raises(UsageError, match=r"^data\.max_length 128: the model's table of positions"):
-        parsed()
+        parsed(start, *flags)
 
 
-def test_a_boolean_flag_takes_a_value() -> None:
-    def parsed(*flags: str) -> Experiment:
-        return parse(Experiment, flags, verb="fit", default=TWO)
-
-    assert not parsed("--model.causal", "False", "--steps", "3").model.causal
-    assert not parsed("--model.no-causal").model.causal
-    assert parsed("--debug_checks", "true").debug_checks
-    assert parsed("--debug-checks").debug_checks
-    with pytest.raises(UsageError, match=r"^1: no such setting; see"):
-        parsed("--debug-checks", "1")
-
-
-def test_other_arguments_are_left_and_unknown_kinds_refused() -> None:
-    for arguments in (
-        ["--data.tokenizer.kind", "bpe"],
-        ["--optimizer.kind"],
-        ["--no.kind", "lion"],
-    ):
-        assert select_kinds(TWO, arguments) == (TWO, arguments)
-    with pytest.raises(UsageError, match=r"optimizer.kind lyon: is unknown; give one of sgd, "):
-        select_kinds(TWO, ["--optimizer.kind", "lyon"])
-
-
-def test_help_lists_the_kinds_of_all_fields() -> None:
-    fields = {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"}
-    assert fields <= dict(kind_options(TWO)).keys()
-    assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
-    assert kinds_help(NormConfig()) == ""
+def test_switches() -> None:
+    assert not parsed(TWO, "--model.no-causal").model.causal
+    assert parsed(TWO, "--debug-checks").debug_checks
+    assert parsed(TWO, "--model.causal") == TWO
 
 
 def test_kind_flags_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ from train.errors import UsageError
     ],
 )
 def test_invalid_common_settings(config: type[ExampleDataConfig], setting: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=rf"^data\.{setting}: {value}"):
+    with pytest.raises(UsageError, match=rf"^data\.{setting} {value}: give "):
         config(**{setting: value})
 
 
@@ -55,24 +55,24 @@ def test_smallest_settings_are_accepted() -> None:
     [
         (BitextDataConfig, {"source_lang": ""}, "source_lang: is empty"),
         (BitextDataConfig, {"target_lang": "en"}, "target_lang: en is also"),
-        (BitextDataConfig, {"batch_size_multiple": 0}, "batch_size_multiple: 0"),
-        (BitextDataConfig, {"batch_tokens": -1}, "batch_tokens: -1"),
+        (BitextDataConfig, {"batch_size_multiple": 0}, "batch_size_multiple 0: give "),
+        (BitextDataConfig, {"batch_tokens": -1}, "batch_tokens -1: give "),
         (ClassificationDataConfig, {"format": "csv"}, "format csv"),
         (ClassificationDataConfig, {"header": False}, "label_column: 'label' is not a column num"),
         (ClassificationDataConfig, {"text_column": "label"}, "text_column: column label"),
         (ClassificationDataConfig, {"encoding": "utf-7.5"}, "encoding: 'utf-7.5'"),
-        (ListOpsDataConfig, {"train_examples": 0}, "train_examples: 0"),
-        (ListOpsDataConfig, {"max_depth": 1}, "max_depth: 1"),
-        (ListOpsDataConfig, {"max_arguments": 1}, "max_arguments: 1"),
-        (ListOpsDataConfig, {"generator_seed": -1}, "generator_seed: -1"),
+        (ListOpsDataConfig, {"train_examples": 0}, "train_examples 0: give "),
+        (ListOpsDataConfig, {"max_depth": 1}, "max_depth 1: give "),
+        (ListOpsDataConfig, {"max_arguments": 1}, "max_arguments 1: give "),
+        (ListOpsDataConfig, {"generator_seed": -1}, "generator_seed -1: give "),
         (ListOpsDataConfig, {"max_length": 501}, "min_length: no .* 500 .* 501"),
         (ListOpsDataConfig, {"test_path": "x"}, "test_path: has no effect"),
         (ConversationDataConfig, {"tokenizer": TokenizerConfig("word")}, "word cannot tell"),
         (PreferenceDataConfig, {"tokenizer": TokenizerConfig("word")}, "word cannot tell"),
         (TokenLabelDataConfig, {"tag_column": "pos"}, "tag_column pos: .* upos, xpos"),
-        (FeatureDataConfig, {"patch_size": -1}, "patch_size: -1"),
-        (FeatureDataConfig, {"scale": 0.0}, "scale: 0.0"),
-        (ArrayDataConfig, {"length": 0}, "length: 0"),
+        (FeatureDataConfig, {"patch_size": -1}, "patch_size -1: give "),
+        (FeatureDataConfig, {"scale": 0.0}, "scale 0.0: give "),
+        (ArrayDataConfig, {"length": 0}, "length 0: give "),
     ],
 )
 def test_invalid_values(config: type, settings: dict[str, Any], message: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs import multi30k
 from train.data.bitext import prepare_bitext
 from train.data.corpus import TextCorpus, prepare_text
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
@@ -17,44 +16,19 @@ from train.data.example_configs import (
     ListOpsDataConfig,
     TokenLabelDataConfig,
 )
-from train.data.python_data import PythonData, check_same_data, hold_data
+from train.data.held_data import PythonData
+from train.data.python_data import check_same_data, hold_data
 from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.errors import UserError
-from train.experiment import Experiment
-from train.tasks.task_configs import (
-    Classification,
-    LanguageModeling,
-    Tagging,
-    TaskConfig,
-    Translation,
-)
-from transformer import TransformerConfig
 
 BYTES = TokenizerConfig("byte")
 TEXTS = [f"text {index}" for index in range(10)]
 ARRAYS = np.arange(40).reshape(8, 5) % 7
 
 
-def experiment_for(data: DataConfig) -> Experiment:
-    """Return an experiment of the task that learns from such data."""
-    tasks: dict[type[DataConfig], TaskConfig] = {
-        ClassificationDataConfig: Classification(),
-        ListOpsDataConfig: Classification(),
-        TokenLabelDataConfig: Tagging(),
-        BitextDataConfig: Translation(),
-    }
-    task = tasks.get(type(data), LanguageModeling())
-    if isinstance(task, Translation):
-        model = next(iter(multi30k.EXPERIMENTS.values())).model
-    else:
-        model = TransformerConfig(causal=isinstance(task, LanguageModeling))
-    return Experiment("tiny", task, model, data)
-
-
 def hold(data: Any, config: DataConfig, validation_data: Any = None) -> tuple[Any, PythonData]:
-    experiment, actual = hold_data(experiment_for(config), data, validation_data)
-    return experiment.data, actual
+    return hold_data(config, data, validation_data)
 
 
 def text_corpus(data: Any, folder: Path, **settings: Any) -> TextCorpus:

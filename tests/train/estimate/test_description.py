@@ -14,11 +14,11 @@ from tests.train.estimate.tiny_models import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.describe import describe
 from train.estimate.tables import format_bytes
 from train.experiment import Experiment
-from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
 from transformer import LearnedPositions
 

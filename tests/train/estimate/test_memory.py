@@ -9,7 +9,7 @@ import pytest
 from bench.drills.plan import CASES, case_terms, ratio
 
 COMPILED: list[dict[str, Any]] = json.loads(
-    Path(__file__).with_name("footprint_cases.json").read_text()
+    Path(__file__).with_name("memory_cases.json").read_text()
 )
 
 

@@ -6,15 +6,16 @@ import pytest
 
 from tests.train.support import LENGTH, tiny
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_engine
 from train.data.example_configs import BitextDataConfig
-from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.compile import bytes_per_device
 from train.estimate.quantities import StateShapes, trace_residuals
-from train.experiment import EmaConfig, Experiment
+from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
-from train.tasks.task_configs import Translation
+from train.state import EmaConfig
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -18,6 +18,7 @@ from tests.train.estimate.test_roofline import (
     V,
     candidate,
 )
+from train.cli.config_verbs import ConfigArguments
 from train.cli.parsing import parse
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
 from train.estimate.quantities import Candidate, Quantities
@@ -130,7 +131,8 @@ def test_flags_reproduce_the_option(narrow: Quantities) -> None:
     best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2), TARGET)
     for precision in narrower_precisions(Precision(), CHIP):
         way = PrecisionOption(precision, best)
-        given = parse(Experiment, way.flags().split(), verb="fit", default=EXPERIMENT)
+        flags = way.flags().split()
+        given = parse(ConfigArguments, flags, verb="fit", experiment=EXPERIMENT).experiment
         planned = best.candidate.apply_to(replace_precision(EXPERIMENT, precision))
         assert given == planned
 

@@ -86,7 +86,7 @@ def test_quantities(quantities: Quantities) -> None:
     assert quantities.computes_all_scores
 
 
-def test_terms_of_a_footprint(quantities: Quantities) -> None:
+def test_terms_of_the_memory(quantities: Quantities) -> None:
     one = candidate(data=2, fsdp=2, tensor=2, context=2, accumulate=2)
     rows = 16 / (2 * 2 * 2 * 2)  # data, fsdp and microbatches; context
     full, none = quantities.residuals("full"), quantities.residuals("none")

@@ -13,9 +13,9 @@ from tests.train.estimate.tiny_models import (
 from tests.train.support import light_compiler as light_compiler
 from train.estimate.memory import estimate_memory
 from train.estimate.quantities import Candidate
-from train.experiment import EmaConfig
 from train.optim.muon import Muon
 from train.parallel.mesh import MeshConfig
+from train.state import EmaConfig
 from transformer import EncoderConfig, Precision, TransformerConfig
 from transformer.models.stack import RematPolicy
 

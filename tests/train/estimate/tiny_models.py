@@ -7,7 +7,7 @@ from train.data.data_config import TextDataConfig
 from train.data.example_configs import BitextDataConfig
 from train.estimate.describe import Description, describe
 from train.experiment import Experiment
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -24,22 +24,17 @@ from tests.train.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
 from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import steps_to_average
-from train.evaluation.evaluator import Evaluator, evaluate_run
-from train.experiment import (
-    CheckpointConfig,
-    EarlyStoppingConfig,
-    EmaConfig,
-    EvaluationConfig,
-    Experiment,
-)
+from train.evaluation.evaluator import Evaluator
+from train.experiment import CheckpointConfig, EarlyStoppingConfig, EvaluationConfig, Experiment
 from train.optim.schedules import SCHEDULES, LearningRateSchedule, register_schedule
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
+from train.state import EmaConfig
 
 STEPS = 8
 
@@ -100,7 +95,7 @@ def test_final_weights_are_the_last_or_the_mean_of_the_last(
         for count, steps, expected in ((2, [6, 8], mean), (1, [8], states[2].ema)):
             settings = EvaluationConfig(every=0, average_checkpoints=count)
             asked = dataclasses.replace(experiment, evaluation=settings)
-            evaluator = Evaluator(asked, engine, None, folder)
+            evaluator = Evaluator(asked, engine, None)
             found = evaluator.final_weights(states[2], STEPS, checkpoints)
             assert found.steps == steps
             assert_close(found.params, expected, 1e-6)
@@ -121,7 +116,7 @@ def test_checkpoint_removed_while_read_is_replaced(
     def remove_then_read(self: CheckpointManager, step: int, part: str, like: Any) -> Any:
         asked.append(step)
         if len(asked) == 1:
-            (directory / "4" / "manifest.json").unlink()
+            (directory / "4" / "manifest/metadata").unlink()
             shutil.rmtree(directory / "4")
         return read(self, step, part, like)
 
@@ -153,9 +148,9 @@ def test_final_metrics_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
     _, workdir, run = averaged
-    again = evaluate_run(train.load(str(workdir)), "validation")
+    again = train.load(str(workdir)).evaluate("validation")
     assert again == pytest.approx(run.final_metrics, rel=1e-6)
-    alone = evaluate_run(train.load(str(workdir), step=8), "validation")
+    alone = train.load(str(workdir), step=8).evaluate("validation")
     assert alone["loss"] != pytest.approx(run.final_metrics["loss"], rel=1e-4)
 
 

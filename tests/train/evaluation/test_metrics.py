@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from train.evaluation.metrics import (
+from train.tasks.metrics import (
     Span,
     accuracy,
     are_span_tags,

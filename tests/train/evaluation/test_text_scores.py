@@ -10,14 +10,13 @@ import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_translator
+from train.assembly import make_engine, make_task, with_task
 from train.data.bitext import encode_sentences
 from train.data.tokenizer import Tokenizer
-from train.engine import make_engine
 from train.errors import UserError
-from train.evaluation.text_scores import encode_continuation
 from train.run import Run
 from train.run_folder.folder import RunFolder
-from train.tasks.task_registry import make_task
+from train.tasks.text_scores import encode_continuation
 from transformer import EncoderDecoder, Hardware
 from transformer.generation.log_likelihood import log_likelihoods
 
@@ -107,8 +106,9 @@ def test_parts_sum_to_the_whole(language: Run) -> None:
 @pytest.mark.full
 def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
     experiment = tiny_translator(tmp_path)
-    corpus = make_task(experiment).prepare_corpus()
-    experiment = make_task(experiment).resolve_experiment(corpus)
+    task = make_task(experiment)
+    corpus = task.prepare_corpus()
+    experiment = with_task(experiment, task.resolve(corpus))
     engine = make_engine(experiment, Hardware())
     run = Run(
         experiment,

@@ -11,11 +11,11 @@ import pytest
 from bench.mixer_costs import products
 from tests.train.lora.test_lora_engines import make_experiment
 from tests.train.support import LENGTH
-from train.engine import make_engine
+from train.assembly import make_engine
+from train.engines.lora import LoRAConfig
 from train.estimate.describe import describe
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
-from train.lora.lora_config import LoRAConfig
 from transformer import Hardware
 from transformer.flops import count_token_flops, count_training_flops
 

@@ -16,8 +16,8 @@ from tests.train.support import (
     tiny,
 )
 from train.checkpoint.tree_paths import named_leaves
+from train.engines.lora import LoRAConfig
 from train.experiment import CheckpointConfig
-from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
 

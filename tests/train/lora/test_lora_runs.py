@@ -22,16 +22,17 @@ from tests.train.support import (
     tiny,
     write_config,
 )
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
-from train.engine import make_engine
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
-from train.evaluation.evaluator import evaluate_run
-from train.experiment import EmaConfig, Experiment
+from train.experiment import Experiment
 from train.lora import merge_and_export
-from train.lora.base_weights import unused_settings
-from train.lora.lora_config import LoRAConfig
-from train.run import Run, load, read_experiment
+from train.lora.start import unused_settings
+from train.run import Run, load
+from train.run_folder.run_config import read_experiment
+from train.state import EmaConfig
 from transformer import Hardware
 
 MATRICES = ("mixer/query", "mixer/value", "feed_forward/up")
@@ -89,7 +90,7 @@ def test_only_targets_change_and_the_run_reloads(folder: Path, source: Run, run:
     changed = {name for name in before if np.any(np.asarray(before[name] != after[name]))}
     assert changed == {f"layers/place_0/{matrix}" for matrix in MATRICES}
     assert_same_bits(merge_and_export.base_params(loaded), source.params)
-    assert evaluate_run(loaded, "validation") == run.final_metrics
+    assert loaded.evaluate("validation") == run.final_metrics
 
 
 @pytest.mark.full
@@ -174,7 +175,7 @@ def test_merged_run_is_an_ordinary_run(
     loaded = load(merged)
     assert_same_bits(loaded.params, run.params)
     assert loaded.experiment.lora == LoRAConfig()
-    assert evaluate_run(loaded, "validation") == run.final_metrics
+    assert loaded.evaluate("validation") == run.final_metrics
     assert not (folder / "merged" / "base").exists()
     again = command(capsys, "merge", str(folder / "lora"), "--workdir", merged)
     assert again.status == 1

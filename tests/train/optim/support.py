@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.optim.optimizer import Optimizer
-from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 Tree = dict[str, Any]
@@ -56,7 +55,7 @@ def updated(
     config: Optimizer, params: Tree, axes: Tree = AXES, rates: Sequence[float] = RATES
 ) -> Tree:
     """Return the parameters after one update per rate."""
-    optimizer = make_optimizer(config, axes)
+    optimizer = config.make(axes)
 
     @jax.jit
     def update(grads: Tree, state: Any, params: Tree, rate: float) -> Any:

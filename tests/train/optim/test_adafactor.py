@@ -17,7 +17,6 @@ from tests.train.optim.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adafactor import Adafactor
-from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 
@@ -97,6 +96,6 @@ def test_matrix_state_is_rows_and_columns() -> None:
         "b": LogicalAxes(("layers",), (), ("mlp",)),
     }
     params = {"w": jnp.zeros((3, 11, 5, 7)), "b": jnp.zeros((3, 13))}
-    state = jax.eval_shape(make_optimizer(Adafactor(), axes).init, params)
+    state = jax.eval_shape(Adafactor().make(axes).init, params)
     kept = sum(leaf.size for leaf in jax.tree.leaves(state))
     assert kept == 3 * (11 + 35) + 3 * 13 + 1  # and the update count

@@ -8,7 +8,6 @@ from tests.train.optim.test_quantization import blocks
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import AdamW
-from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 AXES = {
@@ -52,7 +51,7 @@ def test_adamw_8bit_matches_formula() -> None:
 
 
 def test_state_size_is_two_bytes_per_parameter() -> None:
-    state = jax.eval_shape(make_optimizer(CONFIG, AXES).init, drawn(0, SHAPES))
+    state = jax.eval_shape(CONFIG.make(AXES).init, drawn(0, SHAPES))
     large, stacked, odd = 17 * 256, 2 * 16 * 256, 2 * 67 * 69
     scales = 17 + 2 * 16 + 2 * -(-67 * 69 // 256)
     small = 3 * 31 * 132 + 3 * 31

@@ -23,7 +23,6 @@ from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
 from train.optim.optimizer import Optimizer, is_hidden_matrix
-from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 
@@ -52,7 +51,7 @@ def test_sgd_matches_formula(momentum: float, nesterov: bool, l2: float) -> None
 
 @pytest.mark.parametrize(("momentum", "kept"), [(0.9, 4), (0.0, 0)])
 def test_sgd_state_size(momentum: float, kept: int) -> None:
-    state = make_optimizer(Sgd(momentum=momentum), AXES).init(drawn(0))
+    state = Sgd(momentum=momentum).make(AXES).init(drawn(0))
     size = sum(leaf.size for leaf in drawn(0).values())
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == kept * size
 
@@ -102,7 +101,7 @@ def test_defaults_of_adam(config: Optimizer) -> None:
     """Gradients of optax's epsilon: each default counts. Muon updates a table by Adam."""
     nesterov = isinstance(config, Muon)
     theirs = optax.scale_by_adam(b1=0.9, b2=0.95, nesterov=nesterov)
-    ours = make_optimizer(config, {"w": AXES["embedding"]})
+    ours = config.make({"w": AXES["embedding"]})
     params = {"w": jnp.ones((7, 5))}
     decay = 0.1 if isinstance(config, (AdamW, AdamW8bit)) else 0.0
     state, expected_state = ours.init(params), theirs.init(params)

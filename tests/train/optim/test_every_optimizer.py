@@ -9,9 +9,10 @@ import pytest
 from tests.train.optim.support import drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
-from train.optim.optimizer_registry import OPTIMIZERS, make_optimizer
+from train.errors import UsageError
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import (
@@ -40,7 +41,7 @@ def test_eight_devices_equal_one(kind: str) -> None:
     """And no device holds the whole state."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = drawn(0, LARGE)
-    optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
+    optimizer = OPTIMIZERS[kind]().make(AXES)
     full = replicated_sharding(mesh)
     own = parameter_shardings(mesh, AXES, params)
     layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, full)
@@ -107,5 +108,5 @@ def test_train_on_mesh_and_resume(
     ],
 )
 def test_invalid_optimizer_settings(kind: str, settings: Any) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.{next(iter(settings))} .*: (give|is not)"):
+    with pytest.raises(UsageError, match=f"optimizer.{next(iter(settings))} .*: (give|is not)"):
         OPTIMIZERS[kind](**settings)

@@ -8,7 +8,6 @@ import pytest
 from tests.train.optim.support import Array, Layer, assert_like, by_layers, drawn, updated
 from tests.train.support import light_compiler as light_compiler
 from train.optim.muon import Muon
-from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 
@@ -69,6 +68,6 @@ def test_output_matrix_uses_adam() -> None:
     axes = {"output": LogicalAxes(inputs=("embed",), outputs=("vocab",))}
     params = {"output": jnp.ones((5, 7))}
     grads = {"output": jnp.asarray(np.random.RandomState(0).randn(5, 7), jnp.float32)}
-    optimizer = make_optimizer(Muon(beta1=0.0, weight_decay=0.0), axes)
+    optimizer = Muon(beta1=0.0, weight_decay=0.0).make(axes)
     direction, _ = optimizer.update(grads, optimizer.init(params), params)
     np.testing.assert_allclose(direction["output"], np.sign(grads["output"]), rtol=1e-5)

@@ -13,7 +13,7 @@ from bench.jax_versions import CPU_HAS_PINNED_HOST
 from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
 from tests.train.support import assert_close, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import make_engine
+from train.assembly import make_engine
 from train.optim.elementwise import AdamW
 from train.optim.optimizer_registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig
@@ -62,7 +62,7 @@ def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.Mon
 def test_train_with_host_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, moments are in host memory before and after each step."""
     monkeypatch.setattr(
-        "train.jit_engine.check_optimizer_placement", lambda *_: None
+        "train.engines.jit_engine.check_optimizer_placement", lambda *_: None
     )  # a CPU has it, without effect
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")

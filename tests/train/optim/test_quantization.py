@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import light_compiler as light_compiler
-from train.optim.quantization import BLOCK_SIZE, code_values, dequantize, nearest_code, quantize
+from train.optim.adamw_8bit import BLOCK_SIZE, code_values, dequantize, nearest_code, quantize
 
 Array = np.ndarray[Any, Any]
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.optim.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
+from train.errors import UsageError
+from train.optim.schedules import ScheduleConfig
 from train.step import scheduled_rate
 
 KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
@@ -17,7 +18,7 @@ NUMBERS = np.arange(1, 1025)
 
 def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
     """Return the rates of all updates until after the end, by number; element 0 is unused."""
-    schedule = make_schedule(config, steps=steps, width=width)
+    schedule = config.make(steps=steps, width=width)
     rates = scheduled_rate(schedule, jnp.asarray(NUMBERS))
     assert rates.dtype == jnp.float32
     actual = np.broadcast_to(np.asarray(rates, np.float64), NUMBERS.shape)
@@ -71,7 +72,8 @@ def test_constant_and_no_warmup() -> None:
 def test_inverse_sqrt_matches_paper() -> None:
     """Vaswani et al. 2017, equation 3, with the base model's numbers."""
     numbers = (1, 100, 3999, 4000, 4001, 100_000)
-    actual = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
+    schedule = ScheduleConfig("inverse_sqrt", 0, warmup_steps=4000).make(steps=100_000, width=512)
+    actual = np.asarray(schedule(jnp.array(numbers)))
     expected = [512**-0.5 * min(n**-0.5, n * 4000**-1.5) for n in numbers]
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
@@ -112,5 +114,5 @@ def test_rate_is_between_zero_and_peak(kind: Any, warmup: int, steps: int) -> No
     ],
 )
 def test_invalid_schedule_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"schedule.{next(iter(settings))} "):
+    with pytest.raises(UsageError, match=f"schedule.{next(iter(settings))} "):
         ScheduleConfig(**settings)

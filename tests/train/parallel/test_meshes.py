@@ -22,7 +22,7 @@ from tests.train.parallel.meshes import (
     train,
 )
 from tests.train.support import light_compiler as light_compiler
-from train.engine import make_engine
+from train.assembly import make_engine
 from train.errors import UsageError
 from train.estimate.hlo import Program, array_shapes, find_collectives
 from train.parallel.context_parallel import check_context_parallelism
@@ -125,7 +125,7 @@ def test_unsupported_context_parallelism(
     mesh = MeshConfig(context=2)
     experiment = an_experiment(folder, model, mesh, **changes)
     with pytest.raises((UsageError, ValueError), match=message):
-        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
+        check_context_parallelism(experiment.model, experiment.data, make_mesh(mesh), Hardware())
 
 
 def test_cpu_rejects_host_placement(folder: Path) -> None:

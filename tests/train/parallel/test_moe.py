@@ -10,11 +10,11 @@ import pytest
 
 from tests.train.support import assert_close, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, make_engine
+from train.assembly import make_engine
+from train.engines.engine import Engine
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW
-from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.mesh import MeshConfig
 from transformer import FeedForwardConfig, Hardware
 from transformer.layers.moe import MoEConfig
 
@@ -51,9 +51,7 @@ def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
 @pytest.mark.full
 def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
     """Auxiliary losses are means over examples, so they do not depend on how a batch is split."""
-    one = JitEngine(
-        make_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware()
-    )
+    one = make_engine(make_experiment(tmp_path), Hardware())
     expected, params = trained(one)
     assert set(expected[0]) >= LOSSES
     # 0.1 if all experts are used equally

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
-from train.engine import Engine, make_engine
+from train.assembly import make_engine
+from train.engines.engine import Engine
 from train.errors import UsageError
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig, make_mesh

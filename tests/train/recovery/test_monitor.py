@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import AnomalyMonitor, describe_anomaly
+from train.rollback import AnomalyMonitor, describe_anomaly
 
 LIMITS = {
     "loss_limit": 3.0,

@@ -3,8 +3,7 @@ import dataclasses
 import pytest
 
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import Anomaly, choose_checkpoint, plan_rollback
-from train.recovery.rollback_record import Rollback
+from train.rollback import Anomaly, Rollback, choose_checkpoint, plan_rollback
 
 CONFIG = RecoveryConfig(rollback_steps=100, skip_batches=200, max_rollbacks=3, lr_factor=0.5)
 ANOMALY = Anomaly(first_step=1151, last_step=1153, next_batch=1353, reason="loss 9, more than 4")

@@ -11,8 +11,7 @@ from tests.train.support import state_of, tiny
 from train.checkpoint.manager import CheckpointManager
 from train.experiment import CheckpointConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import Anomaly, RollbackManager
-from train.recovery.rollback_record import Rollback, RollbackRecord
+from train.rollback import Anomaly, Rollback, RollbackManager, RollbackRecord
 from train.run_folder.folder import RunFolder
 
 ANOMALY = Anomaly(first_step=15, last_step=16, next_batch=20, reason="loss 9, more than 4")

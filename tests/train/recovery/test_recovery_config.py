@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from train.errors import UsageError
 from train.recovery.recovery_config import RecoveryConfig
 
 
@@ -23,7 +24,7 @@ from train.recovery.recovery_config import RecoveryConfig
 )
 def test_invalid_settings_raise(settings: dict[str, Any]) -> None:
     name = next(iter(settings))
-    with pytest.raises(ValueError, match=f"recovery.{name} {settings[name]}: "):
+    with pytest.raises(UsageError, match=f"recovery.{name} {settings[name]}: "):
         RecoveryConfig(**settings)
 
 

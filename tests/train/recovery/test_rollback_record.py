@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.object_store import bucket as bucket
 from train.errors import UserError
-from train.recovery.rollback_record import Rollback, RollbackRecord
+from train.rollback import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder
 
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, attempts=2)

@@ -13,14 +13,13 @@ from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback import RollbackManager
-from train.recovery.rollback_record import Rollback, RollbackRecord
+from train.rollback import Rollback, RollbackManager, RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
@@ -136,7 +135,7 @@ def test_rollback_passes_over_a_damaged_checkpoint(
 
     def damage_and_record(self: RollbackManager, *given: Any) -> Rollback:
         for step in (8, 16):
-            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest.json").unlink(True)
+            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest/metadata").unlink(True)
         return record(self, *given)
 
     monkeypatch.setattr(RollbackManager, "record_rollback", damage_and_record)

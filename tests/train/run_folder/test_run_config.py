@@ -7,22 +7,21 @@ import jax
 import numpy as np
 
 import train
-from tests.train.support import NO_DETECTOR, tiny
+from tests.train.support import NO_DETECTOR, resolved, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine, make_task
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
-from train.engine import make_engine
+from train.config.resolve import resolve_auto
 from train.run_folder.folder import RunFolder
+from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
-from train.tasks.task_registry import make_task
 
 
 def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
-    task = make_task(tiny(tmp_path, num_layers=1, dropout=0.0, recovery=NO_DETECTOR))
-    corpus = task.prepare_corpus(None, None)
-    experiment = task.resolve_experiment(corpus)
+    experiment = resolved(tiny(tmp_path, num_layers=1, dropout=0.0, recovery=NO_DETECTOR))
+    corpus = make_task(experiment).prepare_corpus(None, None)
     engine = make_engine(experiment, local_hardware())
     folder = RunFolder.create(tmp_path / "run")
     # Of an earlier run that lost its checkpoints, with another task and tokenizer.
@@ -36,7 +35,7 @@ def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
         experiment,
         corpus.tokenizer,
         corpus.labels,
-        auto_choices=engine.auto_choices(),
+        auto_choices=resolve_auto(experiment, local_hardware()),
         hardware=engine.model.hardware,
     )
     state = engine.init()

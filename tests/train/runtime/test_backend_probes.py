@@ -13,8 +13,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.data.example_configs import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
-from train.runtime.backend_probes import mark_broken_kernels
-from train.tasks.task_configs import Translation
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -38,6 +37,16 @@ def without_dropout(folder: Path) -> Experiment:
         d_model=16, num_layers=1, layer_pattern=(block,), pad_vocab_to_multiple=32
     )
     return dataclasses.replace(experiment, model=model)
+
+
+def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
+    return backend_probes.mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
 
 
 def fail() -> None:
@@ -111,7 +120,7 @@ def test_run_uses_fallback_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The TPU's real kernel, which no CPU compiles."""
-    monkeypatch.setattr("train.loop.local_hardware", lambda: TPU)
+    monkeypatch.setattr("train.fitting.local_hardware", lambda: TPU)
     train.fit(without_dropout(tmp_path), str(tmp_path / "run"))
     [event] = [
         each for each in lines_of(tmp_path / "run/logbook.jsonl") if each["event"] == "fell back"

@@ -1,7 +1,9 @@
 """Programs in flight, counted on a device whose programs end only when waited for."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.engine import MAX_PROGRAMS_IN_FLIGHT, Engine, make_engine
+from train.assembly import make_engine
+from train.engines.engine import MAX_PROGRAMS_IN_FLIGHT, Engine
+from train.engines.pmap_engine import PmapEngine
 from train.evaluation.eval_weights import eval_params
-from train.evaluation.metrics import mean_losses
-from train.pmap_engine import PmapEngine
 from train.state import TrainState
+from train.tasks.evaluation import mean_losses
 from transformer import Hardware
 from transformer.losses import Loss
 
@@ -128,7 +131,10 @@ class Batches:
 
 def test_pending_evaluations_are_bounded() -> None:
     engine: Any = CountingEngine()
-    actual = mean_losses(engine, {}, Batches())
+    model: Any = SimpleNamespace(
+        put_batch=engine.put_batch, compute_losses=partial(engine.evaluate, {})
+    )
+    actual = mean_losses(model, Batches())
     assert actual == {"loss": MANY / sum(range(1, MANY + 1))}
     assert engine.device.dispatched == MANY
     assert engine.device.most == MAX_PROGRAMS_IN_FLIGHT + 1

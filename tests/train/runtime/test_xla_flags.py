@@ -80,7 +80,7 @@ ENVIRONMENT = """
 import os, sys
 before = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
 from train.config.experiment_files import find_experiment
-from train.loop import fit
+from train.fitting import fit
 from train.parallel.distributed import initialize_distributed
 
 initialize_distributed()

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import re
 import socket
 import sys
 import threading
@@ -65,17 +64,15 @@ def server(run: Run, generator: Generator) -> Iterator[Server]:
         yield made
 
 
-def ask(
-    server: Server, path: str, body: Any = None, method: str = "", **headers: str
-) -> tuple[int, Any]:
+def ask(server: Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """Return the status and the JSON object of an answer."""
     host = str(server.server_address[0])
     connection = http.client.HTTPConnection(host, server.server_port, timeout=120)
     data = body if isinstance(body, bytes | None) else json.dumps(body)
     headers = {name.replace("_", "-"): value for name, value in (JSON | headers).items()}
-    connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
+    connection.request("GET" if body is None else "POST", path, data, headers)
     answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read() or b"null")
+    found = answer.status, json.loads(answer.read())
     connection.close()
     return found
 
@@ -206,18 +203,17 @@ def user(content: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/v1/nothing", {}, 404, "/v1/nothing: is not served"),
-        ("/v1/models", {}, 405, "/v1/models: takes no POST; use GET"),
-        (COMPLETIONS, None, 405, "/v1/completions: takes no GET; use POST"),
+        ("/v1/nothing", {}, 404, "POST /v1/nothing: is not served"),
+        (COMPLETIONS, None, 404, "GET /v1/completions: is not served; use GET /v1/models"),
         (COMPLETIONS, b"{", 400, "body: is not JSON"),
         (COMPLETIONS, [1], 400, "body: is no JSON object"),
         (COMPLETIONS, {"model": "gpt"}, 404, "model 'gpt': is not served"),
         (COMPLETIONS, {"model": "a" * 5000}, 404, "model 'aaa"),
         (COMPLETIONS, {"max_tokens": 21}, 400, "max_tokens 21: is more than"),
         (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt 0: "),
-        (COMPLETIONS, {"prompt": "a" * 15}, 400, "prompt: has 16 tokens"),
-        (COMPLETIONS, {"prompt": [1] * 16}, 400, "prompt: has 16 tokens"),
-        (COMPLETIONS, {"prompt": "a" * 2000}, 400, "prompt: has 2000 characters"),
+        (COMPLETIONS, {"prompt": "a" * 15}, 400, "prompt: is longer than the 15 tokens"),
+        (COMPLETIONS, {"prompt": [1] * 16}, 400, "prompt: is longer than the 15 tokens"),
+        (COMPLETIONS, {"prompt": "a" * 2000}, 400, "prompt: is longer than the 15 tokens"),
         (COMPLETIONS, {"prompt": "\N{SNOWMAN}"}, 400, "the text: has characters that the"),
         (CHAT, user("\ud800"), 400, "the text: surrogates not allowed at"),
         (CHAT, {"messages": [{"role": "assistant", "content": "a"}]}, 400, "messages: end with"),
@@ -235,22 +231,10 @@ def test_wrong_requests_have_an_error(
     assert len(answer["error"]["message"]) < 1100
 
 
-def test_connection_lives_on_after_a_wrong_request(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
-    for _ in range(2):
-        connection.request("POST", "/v1/completions", json.dumps({"n": 0}), JSON)
-        answer = connection.getresponse()
-        assert (answer.status, json.loads(answer.read())["error"]["param"]) == (400, "n")
-        connection.auto_open = 0  # else a closed one would be opened again
-    connection.close()
-
-
-def raw(server: Server, request: bytes, *, close_sending: bool = False) -> bytes:
+def raw(server: Server, request: bytes) -> bytes:
     """Return all that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as connection:
         connection.sendall(request)
-        if close_sending:
-            connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
@@ -272,8 +256,8 @@ POST = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 )
 def test_body_is_not_read_as_a_request(server: Server, request_lines: bytes, status: bytes) -> None:
     answer = raw(server, request_lines + HIDDEN)
-    assert answer.startswith(b"HTTP/1.1 " + status)
-    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.0 " + status)
+    assert answer.count(b"HTTP/1.") == 1
 
 
 def test_refused_body_is_read(run: Run) -> None:
@@ -289,20 +273,6 @@ def test_large_body_is_refused(server: Server, chunked: bool) -> None:
     length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
     status = raw(server, POST + length + b"\r\n\r\n" + b"a" * size).partition(b"\r\n")[0]
     assert status.split()[1] == (b"411" if chunked else b"413")
-
-
-def test_slow_body_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that sends something now and then must not keep the place of a large body."""
-    monkeypatch.setattr("train.serving.server.IDLE_SECONDS", 0.2)
-    address = "127.0.0.1", server.server_port
-    with socket.create_connection(address, timeout=0.02) as connection:
-        connection.sendall(POST + b"Content-Length: 70000\r\n\r\n")
-        for _ in range(500):
-            with contextlib.suppress(TimeoutError):
-                connection.sendall(b" ")
-                if not connection.recv(1):
-                    return
-    pytest.fail("the server still reads")
 
 
 HAS_ALL_LOOPBACK = pytest.mark.skipif(sys.platform == "darwin", reason="has 127.0.0.1 alone")
@@ -325,7 +295,7 @@ LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
         ("127.0.0.1", ("*.example.com",), {"Host": "a.example.com"}, 200),
         ("127.0.0.1", ("https://example.com:1/",), LOCAL | PAGE, 200),
         ("127.0.0.1", ("example.org",), {"Host": "example.com"}, 403),
-        ("127.0.0.1", ("2001:db8::5",), {"Host": "[2001:db8::5]:80"}, 200),
+        ("127.0.0.1", ("[2001:db8::5]",), {"Host": "[2001:db8::5]:80"}, 200),
         ("0.0.0.0", (), {"Host": "example.com"}, 200),
         ("0.0.0.0", (), {"Host": "example.org"} | PAGE, 403),
         ("0.0.0.0", (), {"Host": "example.com"} | PAGE, 200),
@@ -355,17 +325,6 @@ def test_content_that_pages_may_send_is_refused(server: Server) -> None:
     body = {"prompt": "the", "max_tokens": 1}
     content_type = "Application/JSON; charset=utf-8"
     assert ask(server, "/v1/completions", body, Content_Type=content_type)[0] == 200
-    assert ask(server, "/v1/completions", method="OPTIONS") == (204, None)
-
-
-def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
-    body = json.dumps({"prompt": "the", "stream": True, "seed": seed}).encode()
-    head = POST.replace(b"1.1", b"1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
-    answer = raw(server, head + body)
-    assert b"Transfer-Encoding" not in answer
-    first, *_, last, end = answer.partition(b"\r\n\r\n")[2].split(b"\n\n")
-    assert json.loads(first.removeprefix(b"data: "))["model"] == "tiny"
-    assert (last, end) == (b"data: [DONE]", b"")
 
 
 class SlowGenerator(Generator):
@@ -399,21 +358,6 @@ def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any
         with generator._lock:  # free once the generation has ended
             assert generator.num_checks <= 2  # the reset may take a moment
         assert ask(server, "/v1/completions", {"max_tokens": 2})[0] == 200
-
-
-@pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}, {"n": 0}], ids=str)
-def test_client_that_closes_its_sending_side_is_answered(
-    server: Server, changes: dict[str, Any]
-) -> None:
-    body = json.dumps({"prompt": "the", "max_tokens": 20, "seed": 1, **changes}).encode()
-    head = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    whole = raw(server, head + body)
-    half_closed = raw(server, head + body, close_sending=True)
-    assert without_ids(half_closed) == without_ids(whole)
-
-
-def without_ids(answer: bytes) -> bytes:
-    return re.sub(rb'\r\nDate: .*?\r\n|"id": ".*?"|"created": \d+', b"", answer)
 
 
 def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:

@@ -15,7 +15,9 @@ from train.data.example_configs import (
     TokenLabelDataConfig,
 )
 from train.experiment import EvaluationConfig, Experiment
-from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
+from train.tasks.classification import Classification, Tagging
+from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.translation import Translation
 from transformer import AttentionConfig, EncoderConfig
 
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}

@@ -10,12 +10,12 @@ import train
 from tests.train.support import NO_DETECTOR, assert_same_bits, losses
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_task, with_python_data
 from train.data.data_config import ArrayDataConfig
-from train.data.python_data import hold_data
 from train.experiment import Experiment
 from train.tasks.array_task import ArrayTask
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import TASKS, register_task
+from train.tasks.registry import TASKS, TaskEntry, register_task
+from train.tasks.task import TaskConfig
 from transformer import Classifier, TransformerConfig
 from transformer.losses import label_loss
 
@@ -33,7 +33,7 @@ class FirstIsLarge(TaskConfig):
 
 class FirstIsLargeTask(ArrayTask):
     def make_model(self, hardware: Any, constrain: Any) -> Any:
-        return Classifier(self.experiment.model, hardware, constrain, num_classes=2)
+        return Classifier(self.model_config, hardware, constrain, num_classes=2)
 
     def make_loss_fn(self, model: Any) -> Any:
         def compute(params: Any, batch: Any, dropout_rngs: Any) -> Any:
@@ -45,7 +45,7 @@ class FirstIsLargeTask(ArrayTask):
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    register_task(FirstIsLarge, FirstIsLargeTask)
+    register_task(FirstIsLarge)(FirstIsLargeTask)
     yield
     del TASKS["FirstIsLarge"]
 
@@ -93,12 +93,12 @@ def test_data_path_is_a_digest_of_the_arrays() -> None:
         {name: array[1:] for name, array in DATA.items()},
         {"train": DATA, "validation": DATA},
     )
-    results = [hold_data(experiment(), data) for data in (DATA, *others)]
+    results = [with_python_data(experiment(), data) for data in (DATA, *others)]
     paths = [changed.data.path for changed, _ in results]
     assert len(set(paths)) == 6
-    assert hold_data(experiment(), dict(reversed(DATA.items())))[0].data.path == paths[0]
-    task = FirstIsLargeTask(results[-1][0])
-    corpus = task.prepare_corpus()
+    assert with_python_data(experiment(), dict(reversed(DATA.items())))[0].data.path == paths[0]
+    task = make_task(results[-1][0])
+    corpus: Any = task.prepare_corpus()
     sizes = {name: len(arrays["tokens"]) for name, arrays in corpus.splits.items()}
     assert sizes == {"train": 40, "validation": 40}
     shapes = {name: x.shape for name, x in task.batch_shapes(3, 6).items()}
@@ -108,10 +108,10 @@ def test_data_path_is_a_digest_of_the_arrays() -> None:
 def test_arrays_are_copied() -> None:
     """A change in place is another data set, and does not reach the one that is held."""
     data = {name: array.copy() for name, array in DATA.items()}
-    changed, held_data = hold_data(experiment(), data)
+    changed, held_data = with_python_data(experiment(), data)
     data["targets"][:] = 0
     assert held_data.splits["train"]["targets"].sum() == DATA["targets"].sum() > 0
-    assert hold_data(experiment(), data)[0].data.path != changed.data.path
+    assert with_python_data(experiment(), data)[0].data.path != changed.data.path
 
 
 @pytest.mark.parametrize(
@@ -128,23 +128,23 @@ def test_arrays_are_copied() -> None:
 )
 def test_invalid_data_raise(data: Any, message: str) -> None:
     with pytest.raises(train.UserError, match=message):
-        hold_data(experiment(), data)
+        with_python_data(experiment(), data)
 
 
 def test_missing_array_of_a_split_raises_before_training() -> None:
-    changed, held_data = hold_data(experiment(), DATA, {"tokens": TOKENS})
+    changed, held_data = with_python_data(experiment(), DATA, {"tokens": TOKENS})
     with pytest.raises(train.UserError, match="the validation split: has no array targets, which"):
-        FirstIsLargeTask(changed).prepare_corpus()
+        make_task(changed).prepare_corpus()
     assert held_data.splits["validation"].keys() == {"tokens"}
 
 
 def test_task_without_data_raises() -> None:
     with pytest.raises(train.UserError, match=r"give them to train.fit as data"):
-        FirstIsLargeTask(experiment()).prepare_corpus()
+        make_task(experiment()).prepare_corpus()
 
 
 def test_data_for_a_task_that_reads_its_own_raise() -> None:
     """The task would ignore them."""
-    register_task(FirstIsLarge, lambda _: object())  # type: ignore[arg-type]
+    TASKS["FirstIsLarge"] = TaskEntry(FirstIsLarge, lambda *_: object())  # type: ignore[arg-type]
     with pytest.raises(train.UserError, match="data: the task FirstIsLarge reads its own; derive"):
-        hold_data(experiment(), DATA)
+        with_python_data(experiment(), DATA)

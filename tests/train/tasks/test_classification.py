@@ -12,19 +12,33 @@ import tokenizers
 from tests.train.support import assert_close, assert_same_bits
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import large_params, tiny_classifier, tiny_tagger
+from train.assembly import make_task, training_options
 from train.data.token_labels import TokenLabelSplit
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
+from train.experiment import Experiment
+from train.tasks.classification import (
+    Classification,
+    ClassificationTask,
+    Tagging,
+    TaggingTask,
+    drop_words,
+    span_f1,
+)
 from train.tasks.task import Metric, SampleOptions
-from train.tasks.task_configs import Classification, Tagging
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 
 
+def tagging_task(experiment: Experiment) -> TaggingTask:
+    task = make_task(experiment)
+    assert isinstance(task, TaggingTask)
+    return task
+
+
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> TaggingTask:
-    return TaggingTask(tiny_tagger(tmp_path_factory.mktemp("tagging")))
+    return tagging_task(tiny_tagger(tmp_path_factory.mktemp("tagging")))
 
 
 def test_span_tags_use_f1_and_other_tags_accuracy(task: TaggingTask) -> None:
@@ -54,15 +68,15 @@ def test_f1_of_part_of_a_split(task: TaggingTask) -> None:
 
 
 def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
-    wrong = TaggingTask(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
+    wrong = tagging_task(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
     with pytest.raises(UserError, match=r"num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"):
-        wrong.resolve_experiment(wrong.prepare_corpus())
+        wrong.resolve(wrong.prepare_corpus())
 
 
 def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> None:
     """The tag of a word is that of its first token, in the row of the words around it."""
     corpus = task.prepare_corpus()
-    tagger = TaggingTask(task.resolve_experiment(corpus))
+    tagger = task.resolve(corpus)
     model = tagger.make_model(Hardware(), unconstrained)
     params = large_params(model, 9)
     # As a published tokenizer: a token before every text, and one after it.
@@ -127,16 +141,17 @@ def test_text_of_one_token_keeps_it() -> None:
 def test_word_dropout_applies_only_to_the_training_loss(tmp_path: Path) -> None:
     settings = Classification(pooling="max", word_dropout=0.5)
     experiment = dataclasses.replace(tiny_classifier(tmp_path), task=settings)
-    task = ClassificationTask(experiment)
-    corpus = task.prepare_corpus()
-    task = dataclasses.replace(task, experiment=task.resolve_experiment(corpus))
-    plain = dataclasses.replace(task.experiment, task=dataclasses.replace(settings, word_dropout=0))
+    task = make_task(experiment)
+    corpus: Any = task.prepare_corpus()
+    task = task.resolve(corpus)
+    assert isinstance(task, ClassificationTask)
+    plain = dataclasses.replace(task, config=dataclasses.replace(task.config, word_dropout=0))
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
-    batch: Any = task.training_batches(corpus).host_batch(0, 0, 1)
+    batch: Any = task.training_batches(corpus, training_options(experiment)).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))
     loss = jax.jit(task.make_loss_fn(model))
-    plain_loss = jax.jit(ClassificationTask(plain).make_loss_fn(model))
+    plain_loss = jax.jit(plain.make_loss_fn(model))
     dropped = {**batch, "segments": drop_words(batch["segments"], 0.5, keys)}
     result = loss(params, batch, keys)["loss"]
     assert_close(result, plain_loss(params, dropped, keys)["loss"], 1e-6)

@@ -24,13 +24,13 @@ from tests.train.support import (
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from tests.train.tasks.support import TINY
+from train.assembly import make_task
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.errors import UsageError
-from train.evaluation.evaluator import evaluate_run
-from train.experiment import CheckpointConfig, EmaConfig, Experiment
+from train.experiment import CheckpointConfig, Experiment
 from train.parallel.mesh import MeshConfig
 from train.run import sample
-from train.tasks.task_registry import make_task
+from train.state import EmaConfig
 from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig
 
@@ -119,7 +119,7 @@ def test_load_restores_the_weights(trained: Trained) -> None:
     assert run.experiment.task == trained.run.experiment.task
     assert run.labels == trained.run.labels
     assert (trained.workdir / "labels.json").exists() == bool(run.labels)
-    actual = evaluate_run(run, "validation")
+    actual = run.evaluate("validation")
     assert actual == pytest.approx(trained.run.final_metrics, rel=1e-5)
 
 

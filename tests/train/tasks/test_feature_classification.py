@@ -10,16 +10,14 @@ import pytest
 import train
 from configs.digits import EXPERIMENTS
 from tests.train.resumed_runs import preempted_after
-from tests.train.support import NO_DETECTOR, assert_same_bits, command
+from tests.train.support import NO_DETECTOR, assert_same_bits, command, resolved
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine, make_task, with_python_data
 from train.data.example_configs import FeatureDataConfig
-from train.data.python_data import hold_data
-from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.runtime.local_hardware import local_hardware
-from train.tasks.task_configs import FeatureClassification
-from train.tasks.task_registry import make_task
+from train.tasks.feature_classification import FeatureClassification
 
 Capture = pytest.CaptureFixture[str]
 
@@ -93,8 +91,7 @@ def test_verbs_describe_data_without_text(capsys: Capture, name: str) -> None:
     assert described.status == 0, described.error
     sizes = json.loads(described.output)["parameters"]
     experiment = EXPERIMENTS[name.partition(":")[2]]
-    task = make_task(experiment)
-    engine = make_engine(task.resolve_experiment(task.prepare_corpus()), local_hardware())
+    engine = make_engine(resolved(experiment), local_hardware())
     params = jax.tree.leaves(engine.abstract_state().params)
     assert sizes["total"] + sizes["heads"] == sum(leaf.size for leaf in params)
 
@@ -143,11 +140,11 @@ def test_accuracy_on_graphs_needs_the_edges(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_differ_from_the_data_raise(settings: Any, message: str) -> None:
-    experiment, held_data = hold_data(tiny(task=FeatureClassification(**settings)), DATA)
+    experiment, held_data = with_python_data(tiny(task=FeatureClassification(**settings)), DATA)
     task = make_task(experiment)
     corpus = task.prepare_corpus()
     with pytest.raises(train.UserError, match=message):
-        task.resolve_experiment(corpus)
+        task.resolve(corpus)
     assert held_data.path == experiment.data.path
 
 
@@ -157,9 +154,8 @@ GRAPHS: dict[str, Any] = {**VECTORS, "adjacency": np.ones((80, 4, 4), bool)}
 
 
 def resolve(data: Any, **settings: Any) -> Experiment:
-    experiment, _held = hold_data(tiny(task=FeatureClassification(**settings)), data)
-    task = make_task(experiment)
-    return task.resolve_experiment(task.prepare_corpus())
+    experiment, _held = with_python_data(tiny(task=FeatureClassification(**settings)), data)
+    return resolved(experiment)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +175,10 @@ def test_examples_of_another_kind_raise(
     experiment = resolve(training)
     assert experiment.task.has_adjacency == ("adjacency" in training)  # type: ignore[attr-defined]
     for data in (training, given):
-        held_experiment, _held = hold_data(experiment, {"train": data, "validation": data})
+        held_experiment, _held = with_python_data(experiment, {"train": data, "validation": data})
         task = make_task(held_experiment)
         if data is training:
-            assert task.resolve_experiment(task.prepare_corpus()).task == experiment.task
+            assert task.resolve(task.prepare_corpus()).config == experiment.task
             continue
         with pytest.raises(train.UserError, match=f"^data: {message}"):
             task.prepare_corpus()
@@ -196,7 +192,7 @@ def test_splits_with_and_without_edges_raise() -> None:
     with pytest.raises(train.UserError, match=r"^the test split: has an adjacency"):
         resolve({"train": VECTORS, "test": GRAPHS})
     ignoring = resolve({"train": VECTORS, "test": GRAPHS}, use_adjacency=False)
-    held_experiment, _held = hold_data(ignoring, {"train": GRAPHS, "validation": GRAPHS})
+    held_experiment, _held = with_python_data(ignoring, {"train": GRAPHS, "validation": GRAPHS})
     make_task(held_experiment).prepare_corpus()
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from bench.mixer_costs import products
+from train.assembly import make_task
 from train.config.experiment_files import find_experiment
-from train.tasks.task_registry import make_task
 from transformer.flops import count_token_flops
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained

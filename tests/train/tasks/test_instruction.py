@@ -15,12 +15,12 @@ import train
 from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine, make_task
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
-from train.engine import make_engine
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import CheckpointConfig, Experiment
-from train.tasks.task_configs import InstructionTuning
-from train.tasks.task_registry import make_task
+from train.tasks.instruction import InstructionTuning
 from transformer import Hardware, NoPosition, RoPE
 
 pytestmark = pytest.mark.full
@@ -75,7 +75,7 @@ def test_packed_and_separate_rows_have_the_same_loss(folder: Path, run: train.Ru
         task = make_task(experiment)
         corpus = task.prepare_corpus(run.tokenizer)
         engine = make_engine(experiment, Hardware())
-        metrics.append(task.evaluate(engine, run.params, corpus, "train", full_split=True))
+        metrics.append(evaluate_split(experiment, engine, run.params, corpus, "train", whole=True))
     assert metrics[0]["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-5)
 
 

@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from tests.train.support import LENGTH, tiny
 from train.data.batches import host_rows
 from train.data.token_file import TokenStream
-from train.engine import Engine
+from train.engines.engine import Engine
 from train.errors import UsageError
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import EvaluationConfig, Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.tasks.language_modeling import LanguageModelTask
 from transformer.losses import Loss
 
 
@@ -26,6 +26,7 @@ class FakeEngine(Engine):
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
+        self.model: Any = None
         self.batches: list[dict[str, np.ndarray]] = []
 
     def put_batch(self, rows: dict[str, np.ndarray]) -> Any:
@@ -43,9 +44,6 @@ class FakeEngine(Engine):
         raise NotImplementedError
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        raise NotImplementedError
-
-    def auto_choices(self) -> dict[str, str]:
         raise NotImplementedError
 
 
@@ -73,9 +71,7 @@ def evaluate_stream(
     engine: Engine, params: Any, stream: TokenStream, experiment: Experiment, *, whole: bool
 ) -> dict[str, float]:
     corpus: Any = Streams(stream)
-    return LanguageModelTask(experiment).evaluate(
-        engine, params, corpus, "validation", full_split=whole
-    )
+    return evaluate_split(experiment, engine, params, corpus, "validation", whole=whole)
 
 
 def on(devices: int) -> FakeEngine:

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 import train
+from tests.train.support import first_batch, resolved
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import large_params, tiny_masked
+from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.experiment import SampleConfig
+from train.experiment import Experiment, SampleConfig
 from train.tasks.masked_language_modeling import (
     MaskedLanguageModelTask,
     _predict_tokens,
@@ -23,7 +25,6 @@ from train.tasks.masked_language_modeling import (
     gather_targets,
 )
 from train.tasks.task import SampleOptions
-from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 
@@ -69,13 +70,15 @@ def test_mask_replaces_a_word_and_its_space(
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
-    experiment = tiny_masked(tmp_path_factory.mktemp("masked"))
-    return MaskedLanguageModelTask(
-        MaskedLanguageModelTask(experiment).resolve_experiment(
-            MaskedLanguageModelTask(experiment).prepare_corpus()
-        )
-    )
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return resolved(tiny_masked(tmp_path_factory.mktemp("masked")))
+
+
+@pytest.fixture(scope="module")
+def task(experiment: Experiment) -> MaskedLanguageModelTask:
+    task = make_task(experiment)
+    assert isinstance(task, MaskedLanguageModelTask)
+    return task
 
 
 def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
@@ -84,16 +87,18 @@ def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
     again = task.prepare_corpus(first.tokenizer)
     assert first.tokenizer.mask_token_id is not None
     assert again.digest == first.digest
-    assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
+    assert again.tokenizer.vocab_size == task.model_config.vocab_size
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
-def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training: bool) -> None:
+def test_loss_counts_masked_tokens_only(
+    experiment: Experiment, task: MaskedLanguageModelTask, training: bool
+) -> None:
     """The expected loss uses the logits of all positions."""
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
-    batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
+    batch = first_batch(experiment)
     keys = jax.random.split(jax.random.key(1), 8) if training else None
     actual = jax.jit(task.make_loss_fn(model))(params, batch, keys)
     kwargs = {name: batch[name] for name in ("positions", "segments")}

@@ -20,15 +20,15 @@ from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.estimate.batch_shapes import unsharded_batch_shapes
-from train.evaluation.metrics import mean_losses
-from train.experiment import EvaluationConfig, Experiment
+from train.experiment import EvaluationConfig
 from train.run import Run, sample
 from train.step import Batch, LossFn
-from train.tasks.task import Metric, Task
-from train.tasks.task_configs import TaskConfig
-from train.tasks.task_registry import TASKS, register_task
+from train.tasks.evaluation import EvaluationOptions
+from train.tasks.registry import TASKS, register_task
+from train.tasks.task import Metric, Task, TaskConfig, TrainedModel, TrainingOptions
 from train.tasks.vocabulary import Labels
 from transformer.losses import Loss, label_loss
+from transformer.models.config import TransformerConfig
 from transformer.models.heads import Classifier
 
 LABELS = ("fewer", "more")
@@ -53,8 +53,8 @@ class Majority(TaskConfig):
 
     data_configs = (RandomBits,)
 
-    def check(self, experiment: Experiment) -> None:
-        assert not experiment.model.causal
+    def check(self, model: TransformerConfig) -> None:
+        assert not model.causal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class BitCorpus:
 class MajorityTask(Task):
     """The whole task: data, model, loss, evaluation and answers."""
 
-    experiment: Experiment
+    data: RandomBits
 
     def selection_metric(self, corpus: Any) -> Metric:
         return Metric("accuracy", lower_is_better=False)
@@ -100,12 +100,10 @@ class MajorityTask(Task):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> BitCorpus:
-        data = self.experiment.data
-        assert isinstance(data, RandomBits)
-        return BitCorpus(tokenizer or train_tokenizer(data.tokenizer, ["01"]))
+        return BitCorpus(tokenizer or train_tokenizer(self.data.tokenizer, ["01"]))
 
     def make_model(self, hardware: Any, constrain: Any) -> Classifier:
-        return Classifier(self.experiment.model, hardware, constrain, num_classes=2, pooling="mean")
+        return Classifier(self.model_config, hardware, constrain, num_classes=2, pooling="mean")
 
     def make_loss_fn(self, model: Any) -> LossFn:
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
@@ -118,29 +116,23 @@ class MajorityTask(Task):
         batch = BitBatches((batch_size, length), 0).host_batch(0, 0, 1)
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
-    def training_batches(self, corpus: Any) -> BitBatches:
-        return self._batches(self.experiment.seed)
+    def training_batches(self, corpus: Any, options: TrainingOptions) -> BitBatches:
+        return BitBatches((options.batch_size, self.data.num_bits), options.seed)
 
-    def evaluate(
-        self, engine: Any, params: Any, corpus: Any, split: str, *, full_split: bool
-    ) -> dict[str, float]:
-        return mean_losses(engine, params, self._batches(1000, num_batches=3))
+    def evaluation_batches(self, corpus: Any, split: str, options: EvaluationOptions) -> BitBatches:
+        return BitBatches((options.batch_size, self.data.num_bits), 1000, num_batches=3)
 
-    def predict(self, run: Run, prompt: str) -> str:
+    def predict(self, run: TrainedModel, prompt: str) -> str:
         assert run.tokenizer is not None
         tokens = run.tokenizer.encode(prompt)[None]
         forward = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)
         logits = forward(run.params)
         return LABELS[int(np.argmax(np.asarray(logits)))]
 
-    def _batches(self, seed: int, num_batches: int = 0) -> BitBatches:
-        shape = self.experiment.batch_size, self.experiment.sequence_length
-        return BitBatches(shape, seed, num_batches)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    register_task(Majority, MajorityTask)
+    register_task(Majority)(MajorityTask)
     yield
     del TASKS["Majority"]
 

@@ -14,25 +14,25 @@ from tests.train.resumed_runs import preempted_after
 from tests.train.support import NO_DETECTOR, assert_same_bits, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.assembly import make_engine, make_task
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import PreferenceDataConfig
 from train.data.preferences import parse_pair
-from train.engine import make_engine
+from train.dpo_reference import add_reference
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.quantities import Quantities
-from train.evaluation.evaluator import evaluate_run
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
-from train.lora.lora_config import LoRAConfig
 from train.lora.merge_and_export import merge_run
+from train.tasks.language_modeling import LanguageModeling
 from train.tasks.preference import (
+    PreferenceOptimization,
     PreferenceTask,
-    add_reference,
     dpo_losses,
     reference_of_batch,
 )
-from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
-from train.tasks.task_registry import make_task
 from transformer import FeedForwardConfig, Hardware, LearnedPositions
 from transformer.flops import count_token_flops
 from transformer.layers.moe import MoEConfig
@@ -176,14 +176,14 @@ def test_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
     assert run.final_metrics["accuracy"] > 0.9
     assert run.final_metrics["loss"] < 0.6
     assert run.final_metrics["margin"] > 0.2
-    assert evaluate_run(train.load(str(run.folder.path)), "validation") == run.final_metrics
+    assert train.load(str(run.folder.path)).evaluate("validation") == run.final_metrics
     # Before the first step the policy is the reference.
     task = make_task(run.experiment)
     assert isinstance(task, PreferenceTask)
     engine = make_engine(run.experiment, Hardware())
     engine.frozen = source.params
     corpus = task.prepare_corpus(run.tokenizer)
-    start = task.evaluate(engine, source.params, corpus, "validation", full_split=True)
+    start = evaluate_split(run.experiment, engine, source.params, corpus, "validation", whole=True)
     assert start["loss"] == pytest.approx(np.log(2), rel=1e-6)
     assert start["margin"] == 0
 
@@ -199,7 +199,7 @@ def test_resume_is_exact(folder: Path, run: train.Run) -> None:
 def test_merged_run_has_no_reference(folder: Path, run: train.Run) -> None:
     merged = merge_run(str(run.folder.path), str(folder / "merged"))
     with pytest.raises(UserError, match=r"task\.reference: is the model without its adapter"):
-        evaluate_run(merged, "validation")
+        merged.evaluate("validation")
 
 
 @pytest.mark.full
@@ -234,7 +234,9 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
 ) -> None:
     make_experiment(folder)
     params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
-    monkeypatch.setattr("train.run.load", lambda _: dataclasses.replace(source, params=params))
+    monkeypatch.setattr(
+        "train.dpo_reference.load", lambda _: dataclasses.replace(source, params=params)
+    )
     output = folder / "nan.jsonl"
     pairs = str(folder / "pairs.jsonl")
     with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\)"):
@@ -251,7 +253,7 @@ def test_reference_in_the_data_equals_the_frozen_base(
     task = PreferenceOptimization(BETA, reference="data")
     other = fit(folder, "scored", task=task, data=data)
     assert other.final_metrics == pytest.approx(run.final_metrics, rel=1e-3, abs=1e-4)
-    assert evaluate_run(train.load(str(other.folder.path)), "validation") == other.final_metrics
+    assert train.load(str(other.folder.path)).evaluate("validation") == other.final_metrics
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from N(0, I), and x, y the query and the key divided by H^(1/4):
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from transformer.attention.variants.feature_map_attention import (
     feature_map_flops,
 )
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import PositiveInt, Seed
+from transformer.validation import Mark, PositiveInt, Seed
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
 """Lower bound of a positive feature, relative to the largest of its token.
@@ -73,7 +73,7 @@ class PerformerConfig(MultiHeadConfig):
     """Draw random vectors in orthogonal blocks of H, which lowers the variance."""
     seed: Seed = 0
     """Seed of the random vectors, which all heads of a layer share."""
-    redraw_index: Seed = 0
+    redraw_index: Annotated[Seed, Mark.RESUMABLE] = 0
     """Increase it to draw new vectors. They are the mixer's `constants`, inputs of a call, so new
     ones need no recompilation."""
 

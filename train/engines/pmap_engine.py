@@ -7,14 +7,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.engine import Engine, make_train_step
+from train.engines.engine import (
+    Engine,
+    MakeLossFn,
+    MakeModel,
+    TrainingConfig,
+    make_train_step,
+)
+from train.engines.jit_engine import JitEngine, named_train_step
 from train.errors import UserError
-from train.experiment import Experiment
-from train.jit_engine import JitEngine, named_train_step
 from train.parallel.sharding import replicated_sharding
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 
@@ -32,7 +36,14 @@ class PmapEngine(Engine):
     checkpoint of one engine is a checkpoint of the other. Only `step` differs.
     """
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+    def __init__(
+        self,
+        config: TrainingConfig,
+        mesh: Mesh,
+        hardware: Hardware,
+        make_model: MakeModel,
+        make_loss_fn: MakeLossFn,
+    ):
         """Build the step; nothing is compiled.
 
         Raises:
@@ -45,18 +56,21 @@ class PmapEngine(Engine):
                 f"{jax.__version__}; give --compile jit"
             )
         # Its own step is never called, and so never compiled.
-        self._jit_engine = JitEngine(experiment, mesh, hardware)
+        self._jit_engine = JitEngine(config, mesh, hardware, make_model, make_loss_fn)
         self.model, self.mesh = self._jit_engine.model, mesh
         self.train_step = self._jit_engine.train_step
         # Inside `pmap` a program sees one device and its rows alone.
         one_device = dataclasses.replace(hardware, count=1)
-        replica = make_task(experiment).make_model(one_device, unconstrained)
+        replica = make_model(one_device, unconstrained)
         self.lora = self._jit_engine.lora
         axes = replica.logical_axes() if self.lora is None else self.lora.trainable_axes()
+        train_step = make_train_step(
+            config, make_loss_fn(replica), axes, replica.config.d_model, AXIS_NAME
+        )
         # `out_axes=None` returns one logical copy. All replicas have the same state after the
         # step, since `TrainStep` sums gradients over the mapped axis.
         self._step = jax.pmap(
-            named_train_step(make_train_step(experiment, replica, axes, AXIS_NAME), self.lora),
+            named_train_step(train_step, self.lora),
             AXIS_NAME,
             in_axes=(None, 0, None),
             out_axes=None,
@@ -91,9 +105,6 @@ class PmapEngine(Engine):
         shards = [shard.data for shard in replicas.addressable_shards]
         sharding = replicated_sharding(self.mesh)
         return jax.make_array_from_single_device_arrays(replicas.shape, sharding, shards)
-
-    def auto_choices(self) -> dict[str, str]:
-        return self._jit_engine.auto_choices()
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         return self._jit_engine.evaluate(params, batch)

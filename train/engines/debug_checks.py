@@ -5,8 +5,6 @@ are checked on the host before the step, and the compiled step tests its arrays 
 which a NaN passes through them. The host reads the result of each step before the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,6 @@ import numpy as np
 
 from train.checkpoint.tree_paths import named_leaves
 from train.errors import UserError
-from train.experiment import Experiment
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
 from transformer.models.config import TransformerConfig
@@ -47,11 +44,6 @@ class CheckedTrainStep(TrainStep):
             updated_params=new_state.params,
         )
         return new_state, metrics | flags
-
-
-def train_step_class(experiment: Experiment) -> type[TrainStep]:
-    """Return the class of an experiment's training step."""
-    return CheckedTrainStep if experiment.debug_checks else TrainStep
 
 
 def finite_flags(**stages: Any) -> dict[str, jax.Array]:

@@ -1,90 +1,80 @@
-"""Training step compiled by `jit` over any mesh, and a limit of programs in flight."""
+"""Training step compiled by `jit` over any mesh."""
 
-import collections
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.config.resolve import resolve_auto
-from train.engine import Engine, make_train_step, max_programs_in_flight
-from train.experiment import Experiment
-from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
-from train.parallel.context_parallel import check_context_parallelism, zigzag_reorder
+from train.engines.engine import (
+    DispatchLimit,
+    Engine,
+    MakeLossFn,
+    MakeModel,
+    TrainingConfig,
+    make_train_step,
+    max_programs_in_flight,
+)
+from train.engines.lora import make_lora_layout
+from train.parallel.context_parallel import zigzag_reorder
 from train.parallel.sharding import (
     check_optimizer_placement,
+    host_memory_shardings,
     init_on_devices,
     leaf_shardings,
     logical_to_sharding,
     make_sharding_constraint,
     num_shards,
-    place_state,
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
 )
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
-
-
-class DispatchLimit:
-    """Queue of dispatched programs that waits for the oldest when it is full.
-
-    JAX dispatches asynchronously: a call returns before its program has run, and the host prepares
-    the next one meanwhile. Two things bound how many programs may be in flight:
-
-    - A deadlock on CPU. XLA's CPU client runs the programs of all its devices on one thread pool,
-      and a collective blocks a thread for each device until all have arrived. A device accepts 32
-      programs. Dispatching one more blocks threads of that same pool until a program ends, and the
-      next program lacks threads and never ends (docs/sharding.md, "Several devices on one CPU").
-    - Memory. Programs in flight keep their inputs on the device: without a bound, an evaluation
-      would hold all batches of its split.
-
-    Copies between host and devices use the pool too, but wait for nothing: a few at a time, as
-    `train/data/batches.py` prefetches them, only delay a program; an endless stream starves it.
-    """
-
-    def __init__(self, max_in_flight: int):
-        self._max_in_flight = max_in_flight
-        self._in_flight: collections.deque[Any] = collections.deque()
-
-    def add(self, outputs: Any) -> None:
-        """Register a dispatched program, and wait until at most `max_in_flight` are unfinished.
-
-        `outputs` are arrays that no later program takes as donated inputs. Any of the program's
-        will do: all of them become ready together.
-        """
-        self._in_flight.append(outputs)
-        while len(self._in_flight) > self._max_in_flight:
-            jax.block_until_ready(self._in_flight.popleft())
 
 
 class JitEngine(Engine):
     """Training step compiled by `jit`, with a NamedSharding for every array."""
 
-    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
-        # First of all: what these checks refuse would otherwise fail deep inside a trace.
-        check_context_parallelism(experiment, mesh, hardware)
-        check_optimizer_placement(experiment.mesh, hardware)
-        self.experiment, self.mesh = experiment, mesh
-        self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
+    def __init__(
+        self,
+        config: TrainingConfig,
+        mesh: Mesh,
+        hardware: Hardware,
+        make_model: MakeModel,
+        make_loss_fn: MakeLossFn,
+    ):
+        check_optimizer_placement(config.mesh, hardware)
+        self.mesh = mesh
+        self.model = make_model(hardware, make_sharding_constraint(mesh))
         # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
         # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
-        self.lora = make_lora_layout(experiment.lora, axes)
+        self.lora = make_lora_layout(config.lora, axes)
         axes = axes if self.lora is None else self.lora.trainable_axes()
-        self.train_step = make_train_step(experiment, self.model, axes)
+        loss_fn = make_loss_fn(self.model)
+        self.train_step = make_train_step(config, loss_fn, axes, self.model.config.d_model)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
-        loss_fn, optimizer = self.train_step.loss_fn, self.train_step.optimizer
-        self._init = functools.partial(init_state, experiment, self.model, optimizer, self.lora)
+        self._init = functools.partial(
+            init_state,
+            config.seed,
+            self.model,
+            self.train_step.optimizer,
+            loss_scale=config.loss_scale,
+            ema=config.ema,
+            recovery=config.recovery,
+            lora=self.lora,
+        )
         # By rank: metrics [] are replicated, rows are split over the batch axes of the mesh
         # (`examples` [B]), and the tokens of a row over its context axis ([B, T, ...]).
         self._shardings = [logical_to_sharding(mesh, ("batch", "length")[:n]) for n in range(3)]
-        self._zigzag_shards = num_shards(mesh, "length") if experiment.model.causal else 1
-        self._abstract_state = place_state(experiment, mesh, self._init, axes)
+        self._zigzag_shards = num_shards(mesh, "length") if self.model.config.causal else 1
+        self._abstract_state = place_state(mesh, self._init, axes, config.mesh.optimizer_placement)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
         # old ones, and memory never holds both. Input shardings are those of the arguments.
         # Output shardings are given, not inferred: a state that the compiler laid out otherwise
@@ -130,15 +120,38 @@ class JitEngine(Engine):
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the step's program before compilation. Arguments may be abstract."""
-        return self._step.lower(state, batch, abstract_frozen(self))
-
-    def auto_choices(self) -> dict[str, str]:
-        return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
+        return self._step.lower(state, batch, self.abstract_frozen())
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         losses = self._evaluate(params, batch)
         self.dispatch_limit.add(losses)
         return losses
+
+
+def place_state(
+    mesh: Mesh,
+    init: Callable[[], TrainState],
+    logical_axes: Any,
+    optimizer_placement: Literal["device", "host"],
+) -> TrainState:
+    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
+    # Shapes without values: the placement of a model that no device could hold is computed, and
+    # `plan` places models for machines that are not attached.
+    shapes = jax.eval_shape(init)
+    replicated = replicated_sharding(mesh)
+    params = parameter_shardings(mesh, logical_axes, shapes.params)
+    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
+    if optimizer_placement == "host":
+        optimizer = host_memory_shardings(optimizer)
+    ema = None if shapes.ema is None else params
+    # Counters, random key, loss scale and the detector's history: a few kilobytes, on all devices.
+    everywhere = jax.tree.map(lambda _: replicated, shapes)
+    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
 
 
 def named_train_step(step: TrainStep, lora: LoRALayout | None = None) -> Callable[..., Any]:
@@ -151,3 +164,16 @@ def named_train_step(step: TrainStep, lora: LoRALayout | None = None) -> Callabl
         return (step if lora is None else bind_frozen(step, lora, frozen))(state, batch)
 
     return train_step
+
+
+def bind_frozen(step: TrainStep, layout: LoRALayout, frozen: Any) -> TrainStep:
+    """Return the step of a LoRA run with these frozen weights.
+
+    The parameters of its state are the trainable tree. Gradients, optimizer, EMA and anomaly
+    detection see nothing else, so that none of them has arrays of the size of the model.
+    """
+
+    def loss_fn(trainable: Any, batch: Batch, dropout_rngs: jax.Array | None) -> Any:
+        return step.loss_fn(layout.combine(trainable, frozen), batch, dropout_rngs)
+
+    return dataclasses.replace(step, loss_fn=loss_fn)

@@ -1,13 +1,10 @@
-"""Base weights of a LoRA run: written once to `base/` in its folder, when the run starts.
+"""Start of a LoRA run: its settings from those of the source, its frozen weights and its adapter.
 
-The run's checkpoints hold the adapter alone. `base/` makes the folder self-contained: it can be
-evaluated, resumed and merged without the run that the weights came from. Each checkpoint records
-the digest of the base that it was trained on. A run can start with an adapter in PEFT's format.
+A run can start with an adapter in PEFT's format.
 """
 
 import dataclasses
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,16 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from train.checkpoint.discovery import broadcast_integers
-from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.manifest import MANIFEST_NAME
+from train.assembly import make_task
 from train.checkpoint.tree_paths import named_leaves
 from train.data.tokenizer import Tokenizer
-from train.engine import Engine
+from train.engines.engine import Engine
+from train.engines.lora import NEW, LoRAConfig
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.layout import abstract_params
-from train.lora.lora_config import NEW, LoRAConfig
+from train.run_folder.base_weights import load_base, load_start, save_base
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.tasks.task_registry import make_task
 from train.warm_start import (
     WarmStart,
     WarmStartReport,
@@ -42,14 +36,6 @@ from transformer.interop.peft import Adapter, read_adapter
 from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import abstract_parameters
-
-BASE_KEY = "base"
-"""Key of the digest in a checkpoint's metadata."""
-
-_STEP = 0
-"""Step under which the base is saved, as a checkpoint of `params` and `trainable`."""
-
-_START = "trainable"
 
 
 def resolve_lora(
@@ -133,7 +119,7 @@ def start_from_base(
         params = load_base(folder, engine)
     else:
         params, report = merge_params(
-            abstract_params(engine), seeded_weights(engine.model, seed), warm_start, tokenizer
+            engine.abstract_params(), seeded_weights(engine.model, seed), warm_start, tokenizer
         )
     assert engine.lora is not None
     engine.frozen = engine.lora.freeze(params)
@@ -151,83 +137,6 @@ def start_from_base(
     if warm_start is not None:
         save_base(folder, params, trainable)
     return state.replace(params=trainable, ema=ema), report
-
-
-def load_start(folder: RunFolder, trainable: Any) -> Any:
-    """Return the trainable tree before the first step, for a rollback to there.
-
-    Args:
-      folder: Folder of the run.
-      trainable: Tree of the same structure, shapes and placement.
-    """
-    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
-        return checkpoints.restore_subtree(_STEP, _START, jax.tree.map(_abstract, trainable))
-
-
-def load_base(folder: RunFolder, engine: Engine) -> Any:
-    """Return all base weights of a run, placed as the engine places parameters.
-
-    Raises:
-      UserError: They are missing or damaged.
-    """
-    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
-        if checkpoints.latest_step() is None:
-            raise UserError(
-                f"{folder.base_weights}: holds no base weights of this LoRA run; restore what fit "
-                "saved"
-            )
-        return checkpoints.restore_subtree(_STEP, "params", abstract_params(engine))
-
-
-def attach_base(
-    engine: Engine, folder: RunFolder, checkpoints: CheckpointManager, step: int
-) -> None:
-    """Give the engine of a resumed run its frozen weights.
-
-    Raises:
-      UserError: They are not those that the checkpoint of `step` was trained on.
-    """
-    assert engine.lora is not None
-    check_base(folder, checkpoints.read_metadata(step), step)
-    engine.frozen = engine.lora.freeze(load_base(folder, engine))
-
-
-def base_metadata(folder: RunFolder, engine: Engine) -> dict[str, str]:
-    """Return what a checkpoint records of the base weights; nothing without LoRA."""
-    return {} if engine.lora is None else {BASE_KEY: base_digest(folder)}
-
-
-def base_digest(folder: RunFolder) -> str:
-    """Return a digest of the base weights: that of their manifest, which has one of each file."""
-    path = CheckpointManager(folder.base_weights, read_only=True).directory
-    manifest = path / str(_STEP) / MANIFEST_NAME
-    if not manifest.exists():
-        return ""
-    return hashlib.sha256(manifest.read_bytes()).hexdigest()
-
-
-def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> None:
-    """Raise UserError if a checkpoint was trained on other base weights."""
-    if metadata.get(BASE_KEY) != base_digest(folder):
-        raise UserError(
-            f"{folder.base_weights}: are not the weights that checkpoint {step} was trained "
-            "on; restore what fit saved"
-        )
-
-
-def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
-    """Write the base weights of a run that starts, and the adapter that it starts with."""
-    path = CheckpointManager(folder.base_weights, read_only=True).directory
-    # Of a process that was killed before its first checkpoint.
-    if jax.process_index() == 0 and path.exists():
-        path.rmtree()
-    broadcast_integers([])  # a barrier: no process saves before the old files are gone
-    with CheckpointManager(folder.base_weights, asynchronous=False) as checkpoints:
-        checkpoints.save(_STEP, {"params": params, _START: trainable}, {})
-
-
-def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def read_run_adapter(source: str, model: Model, model_type: str) -> Adapter:

@@ -4,29 +4,25 @@ With a context, they compare answers to a question, endings of a sentence, or tr
 source. Without, exp(-total / num_tokens) is the perplexity of a text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from train.data.bitext import encode_sentences, find_start_token
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.tasks.task_configs import Translation
-from train.tasks.task_registry import make_task
-from train.tasks.vocabulary import tokenizer_of
+from train.tasks.task import Task, TrainedModel
+from train.tasks.translation import TranslationTask
 from transformer.generation.log_likelihood import LogLikelihood, log_likelihoods
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
-    from train.run import Run
-
 
 def score_texts(
-    run: Run, texts: Sequence[str], contexts: Sequence[str] | None = None
+    task: Task,
+    trained: TrainedModel,
+    texts: Sequence[str],
+    contexts: Sequence[str] | None = None,
 ) -> list[LogLikelihood]:
     """Return the log-likelihood of each text, in nats, with the number of its tokens.
 
@@ -40,7 +36,8 @@ def score_texts(
     it.
 
     Args:
-      run: A run of a language model or a translation model.
+      task: The task that the model was trained on.
+      trained: A language model or a translation model, and its tokenizer.
       texts: The texts.
       contexts: One for each text.
 
@@ -52,13 +49,13 @@ def score_texts(
         raise UserError(
             f"context: {len(contexts)} for {len(texts)} texts; give one for all, or one for each"
         )
-    if run.tokenizer is None or not isinstance(run.model, LanguageModel | EncoderDecoder):
+    model, tokenizer = trained.model, trained.tokenizer
+    if tokenizer is None or not isinstance(model, LanguageModel | EncoderDecoder):
         raise UserError(
-            f"score: task {type(run.experiment.task).__name__} does not predict the next token; "
+            f"score: task {type(task.config).__name__} does not predict the next token; "
             "use a run of a language model or a translation model"
         )
-    tokenizer = tokenizer_of(run)
-    if isinstance(run.model, LanguageModel):
+    if isinstance(model, LanguageModel):
         before: Sequence[str | None] = [None] * len(texts) if contexts is None else contexts
         pairs = zip(texts, before, strict=True)
         encoded = [encode_continuation(tokenizer, *pair) for pair in pairs]
@@ -67,17 +64,15 @@ def score_texts(
     else:
         if contexts is None:
             raise UserError("context: is missing; give the source that the text translates")
-        task = make_task(run.experiment)
+        assert isinstance(task, TranslationTask)
         for context in contexts:
             task.check_prompt(context, tokenizer)
-        settings = run.experiment.task
-        assert isinstance(settings, Translation)
-        first = find_start_token(tokenizer, settings.start_token)
+        first = find_start_token(tokenizer, task.config.start_token)
         targets = encode_sentences(tokenizer, texts)
         rows = [np.append(np.int32(first), target) for target in targets]
         starts, sources = [1] * len(rows), encode_sentences(tokenizer, contexts)
     try:
-        return log_likelihoods(run.model, run.params, rows, context_lengths=starts, sources=sources)
+        return log_likelihoods(model, trained.params, rows, context_lengths=starts, sources=sources)
     except ValueError as error:
         message = str(error).replace("sequence ", "text ").replace("source ", "context ")
         raise UserError(message) from error

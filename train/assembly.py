@@ -1,0 +1,106 @@
+"""Assembly of the parts of an experiment: its task, and the compiled step for some devices."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from train.data.data_config import ArrayDataConfig
+from train.data.held_data import PythonData
+from train.data.python_data import hold_data
+from train.engines.engine import Engine, TrainingConfig
+from train.engines.jit_engine import JitEngine
+from train.engines.pmap_engine import PmapEngine
+from train.errors import UsageError, UserError
+from train.experiment import Experiment
+from train.parallel.context_parallel import check_context_parallelism
+from train.parallel.mesh import make_mesh
+from train.tasks import registry
+from train.tasks.array_task import ArrayTask
+from train.tasks.task import Task, TrainingOptions
+from transformer.hardware import Hardware
+
+AnyEngine = TypeVar("AnyEngine", JitEngine, PmapEngine)
+
+
+def make_task(experiment: Experiment) -> Task:
+    """Return the task that an experiment trains."""
+    return registry.make_task(experiment.task, experiment.model, experiment.data)
+
+
+def training_options(experiment: Experiment) -> TrainingOptions:
+    """Return what the training batches of an experiment depend on, beside the data."""
+    return TrainingOptions(experiment.batch_size, experiment.seed, experiment.steps)
+
+
+def training_config(experiment: Experiment) -> TrainingConfig:
+    """Return the settings of an experiment's training step and state."""
+    return TrainingConfig(
+        optimizer=experiment.optimizer,
+        schedule=experiment.schedule,
+        steps=experiment.steps,
+        grad_accum_steps=experiment.grad_accum_steps,
+        loss_scale=experiment.loss_scale,
+        ema=experiment.ema,
+        recovery=experiment.recovery,
+        lora=experiment.lora,
+        mesh=experiment.mesh,
+        seed=experiment.seed,
+        debug_checks=experiment.debug_checks,
+    )
+
+
+def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
+    """Return the engine of an experiment over the first `hardware.count` devices.
+
+    Raises:
+      UsageError: The mesh or the model cannot be built.
+    """
+    mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
+    try:
+        if experiment.compile == "pmap":
+            return make_engine_on(mesh, experiment, hardware, PmapEngine)
+        return make_engine_on(mesh, experiment, hardware, JitEngine)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def make_engine_on(
+    mesh: Mesh, experiment: Experiment, hardware: Hardware, engine: type[AnyEngine]
+) -> AnyEngine:
+    """Return the engine of an experiment over a mesh, whose devices may not be here.
+
+    Raises:
+      UsageError: The batches or the optimizer cannot be placed on the mesh.
+      ValueError: The model cannot be built.
+    """
+    # First of all: what this check refuses would otherwise fail deep inside a trace.
+    check_context_parallelism(experiment.model, experiment.data, mesh, hardware)
+    task = make_task(experiment)
+    return engine(training_config(experiment), mesh, hardware, task.make_model, task.make_loss_fn)
+
+
+def with_task(experiment: Experiment, task: Task) -> Experiment:
+    """Return the experiment with the settings of a task that its data have completed."""
+    return dataclasses.replace(experiment, task=task.config, model=task.model_config)
+
+
+def with_python_data(
+    experiment: Experiment, data: Any, validation_data: Any = None
+) -> tuple[Experiment, PythonData]:
+    """Return the experiment with `data.path` naming data given from Python, and the data.
+
+    The data can be read while the second value is alive. See `train.fit` for their form.
+
+    Raises:
+      UserError: The data are empty, or are not examples of the task.
+    """
+    task = make_task(experiment)
+    if isinstance(experiment.data, ArrayDataConfig) and not isinstance(task, ArrayTask):
+        raise UserError(
+            f"data: the task {type(experiment.task).__name__} reads its own; derive its class from "
+            "ArrayTask to give it arrays"
+        )
+    config, held = hold_data(experiment.data, data, validation_data)
+    return dataclasses.replace(experiment, data=config), held

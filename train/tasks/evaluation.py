@@ -1,0 +1,103 @@
+"""Evaluation of a split: its batches, and the means of the losses over them."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from train.data.token_file import HostBatch
+from train.runtime.stages import track
+from train.step import Batch
+from transformer.losses import Loss
+from transformer.models.model import Model
+
+MAX_BATCHES_IN_FLIGHT = 8
+"""Batches whose results are not fetched yet."""
+
+
+class EvaluationBatches(Protocol):
+    """Batches of a held-out split."""
+
+    def __len__(self) -> int: ...
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch `cursor` that belong to one host."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions:
+    """Size and number of the batches of an evaluation."""
+
+    batch_size: int
+    """Rows of a batch, a multiple of `row_multiple`."""
+    row_multiple: int = 1
+    """Number of devices that the rows of a batch are divided among."""
+    max_batches: int | None = None
+    """Number of batches; None: the whole split."""
+    stride: int = 0
+    """Running text: tokens between the starts of two windows; 0: the length of a window."""
+    compression_baselines: bool = False
+    """Running text: also report the bits per byte of general-purpose compressors."""
+
+    @property
+    def is_whole_split(self) -> bool:
+        """Return True unless the number of batches is limited."""
+        return self.max_batches is None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvaluatedModel:
+    """A model with weights on its devices, to evaluate."""
+
+    model: Model
+    params: Any
+    put_batch: Callable[[HostBatch], Batch]
+    """Place the rows of this host on the devices."""
+    compute_losses: Callable[[Batch], dict[str, Loss]]
+    """Compute the loss sums of a batch, by name, without dropout."""
+    base_params: Any = None
+    """Weights before LoRA, for a task that compares with them (`Task.needs_base_weights`)."""
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), limited to a finite float for a model that has diverged."""
+    return math.exp(min(loss, 700.0))
+
+
+def mean_losses(
+    model: EvaluatedModel,
+    batches: EvaluationBatches,
+    compute_losses: Callable[[Batch], dict[str, Loss]] | None = None,
+) -> dict[str, float]:
+    """Return the means of the losses over a split, by name.
+
+    Args:
+      model: The model to evaluate.
+      batches: Batches of the split.
+      compute_losses: Losses of a batch, in place of those of the model's loss function.
+    """
+    compute_losses = compute_losses or model.compute_losses
+    host, num_hosts = jax.process_index(), jax.process_count()
+    totals: dict[str, np.ndarray] = {}
+    pending: collections.deque[dict[str, Any]] = collections.deque()
+
+    def add_to_totals(sums: dict[str, Any]) -> None:
+        # float64 on the host: float32 sums over a long split would lose the small terms.
+        for name, each in jax.device_get(sums).items():
+            totals[name] = totals.get(name, 0) + np.array(each, np.float64)
+
+    for cursor in track(range(len(batches)), "evaluating"):
+        batch = model.put_batch(batches.host_batch(cursor, host, num_hosts))
+        pending.append(compute_losses(batch))
+        # Fetch a few batches late: the devices never wait for the host, and the number of
+        # results on the devices does not grow with the set.
+        if len(pending) > MAX_BATCHES_IN_FLIGHT:
+            add_to_totals(pending.popleft())
+    while pending:
+        add_to_totals(pending.popleft())
+    return {name: float(total / weight) for name, (total, weight) in totals.items()}

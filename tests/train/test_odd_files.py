@@ -16,7 +16,7 @@ from train.data.files import TextFile
 from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
-from train.estimate.expected_time import load_prices
+from train.estimate.plan import load_prices
 from train.files import cache_folder, expand_path, iter_lines, read_bytes
 from train.rollback import RollbackRecord
 from train.run_folder.folder import RunFolder

@@ -100,7 +100,13 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
 
 def engine_on(experiment: Experiment, hardware: Hardware, count: int = 1) -> Engine:
     """Return the engine of an experiment over the first `count` devices, as a run makes it."""
-    hardware = mark_broken_kernels(experiment, dataclasses.replace(hardware, count=count))
+    hardware = mark_broken_kernels(
+        experiment.model,
+        LENGTH,
+        dataclasses.replace(hardware, count=count),
+        segments=experiment.has_segments,
+        on_mesh=count > 1,
+    )
     mesh = make_mesh(experiment.mesh if count > 1 else MeshConfig(), jax.devices()[:count])
     return JitEngine(experiment, mesh, hardware)
 

@@ -7,9 +7,9 @@ import io
 import logging
 import sys
 
+from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
 from train.runtime.startup import (
     LenientStream,
-    check_own_packages,
     make_stderr_lenient,
     restart_with_huge_pages,
 )
@@ -21,10 +21,6 @@ def run() -> None:
     # Warnings as plain lines, ours and those of libraries; absl's prefix names the module. The
     # stream looks up `sys.stderr` each time, which a progress bar replaces.
     logging.basicConfig(format="%(message)s", stream=LenientStream())
-    check_own_packages()
-    # Not at the top: what it imports of our packages may be shadowed, which was just checked.
-    from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
-
     # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):

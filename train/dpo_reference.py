@@ -18,8 +18,8 @@ from train.data.preferences import PreferenceDataConfig, encode_split, parse_pai
 from train.data.rows import read_rows
 from train.errors import UserError
 from train.run import load
-from train.run_folder.writing import write_atomically
 from train.runtime.stages import track
+from train.runtime.writing import write_atomically
 from train.tasks.preference import pair_log_likelihoods
 from transformer.models.language_model import LanguageModel
 

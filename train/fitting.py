@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from train.assembly import with_python_data
-from train.checkpoint.writer import install_log_filters
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.errors import UserError
+from train.estimate.remedies import suggest_remedies
 from train.experiment import Experiment
 from train.loop import TrainingLoop
 from train.run import Run
@@ -24,7 +24,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.lock import lock_run_folder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
-from train.runtime.oom import explain_oom, suggest_remedies
+from train.runtime.oom import explain_oom
 from train.runtime.progress import ProgressBar
 from train.runtime.stages import show_stages
 from train.telemetry.goodput import ActivityTimer
@@ -89,7 +89,6 @@ def fit(
         experiment, held = with_python_data(experiment, data, validation_data)
     elif validation_data is not None:
         raise UserError("validation_data: data is not given; give the training examples as data")
-    install_log_filters()
     enable_compilation_cache()
     with (
         RunFolder.created(workdir or f"runs/{experiment.name}") as folder,

@@ -7,7 +7,6 @@ settings of its task and data, a checkpoint. `train.huggingface_export` has the 
 import contextlib
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.writer import install_log_filters
 from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.text_labels import ClassificationDataConfig
@@ -97,14 +96,13 @@ def import_model(
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
         folder is left behind.
     """
-    install_log_filters()
     folder = RunFolder.create(workdir)
     if any(folder.path.iterdir()):
         raise UserError(f"workdir {workdir}: is not empty; give a new folder")
     try:
         _import_into(folder, source, data_path, precision, adapter)
     except BaseException:
-        shutil.rmtree(folder.path)
+        epath.Path(folder.path).rmtree()
         raise
     return folder
 

@@ -8,14 +8,14 @@ checkpoint of other data or settings is refused (`_restore_state`).
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import (
+from train.checkpoint.manager import (
     NEW_START_REMEDY,
+    CheckpointManager,
+    RestoredCheckpoint,
     SkippedCheckpoint,
     broadcast_integers,
     no_valid_checkpoint_error,
 )
-from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.reader import RestoredCheckpoint
 from train.config.io import diff_experiments, forbidden_changes
 from train.config.resolve import pin_auto
 from train.data.tokenizer import Tokenizer

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from train.assembly import make_engine, make_task, with_python_data
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.writer import install_log_filters
 from train.data.held_data import PythonData
 from train.data.python_data import is_by_split
 from train.data.tokenizer import Tokenizer
@@ -244,7 +243,6 @@ def load(
     Raises:
       UserError: there is no run or no such checkpoint, or it does not belong to the run.
     """
-    install_log_filters()
     folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)
@@ -252,7 +250,14 @@ def load(
     tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
     if tokenizer is not None:
         check_vocab_size(experiment.model, tokenizer, str(folder.tokenizer), padded=True)
-    engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
+    hardware = mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
+    engine = make_engine(experiment, hardware)
     verify = experiment.checkpoint.verify
 
     provenance = collect_provenance(saved, tokenizer, labels)

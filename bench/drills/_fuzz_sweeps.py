@@ -27,7 +27,7 @@ from train.data.text_labels import ClassificationDataConfig, prepare_classificat
 from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.estimate.expected_time import load_prices
+from train.estimate.plan import load_prices
 from train.run_folder.folder import RunFolder
 
 OTHERS: tuple[Any, ...] = (

@@ -59,9 +59,14 @@ KINDS: dict[str, Damage] = {
 }
 
 
+WITHOUT_DATA = ("_CHECKPOINT_METADATA", "commit_success.txt", "manifest/commit_success.txt")
+"""Files that Orbax writes after the manifest, and that no restore reads."""
+
+
 def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return all files under a folder by relative name."""
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    """Return the files of a checkpoint by relative name, without those that hold no data."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(file for file in files if file.as_posix() not in WITHOUT_DATA)
 
 
 def apply(kind: str, file: pathlib.Path, drawn: random.Random) -> None:

@@ -163,8 +163,8 @@ BUGS = (
     Bug(
         "a checkpoint's digests not compared",
         "train/checkpoint/manifest.py",
-        "if digests[name] != file]",
-        "if digests[name].bytes != file.bytes]",
+        "if digests[name] != digest]",
+        "if not digests[name]]",
         "train/checkpoint",
     ),
     Bug(
@@ -212,25 +212,25 @@ BUGS = (
     # What was trained, read or written is lost.
     Bug(
         "a checkpoint counted before it is complete",
-        "train/checkpoint/discovery.py",
-        'if f"{step}{UNFINISHED_ENDING}" not in names',
-        'if f"{step}{UNFINISHED_ENDING}" is not None',
+        "train/checkpoint/manager.py",
+        "if step != self._saving_step",
+        "if step",
         "train/checkpoint",
     ),
     Bug(
         "older checkpoints deleted before the new one is committed",
-        "train/checkpoint/writer.py",
-        "        self._orbax.wait_until_finished()\n        # Here and",
-        "        for old in steps_to_delete:\n"
-        "            retention.delete_checkpoint(self.directory, old)\n"
-        "        self._orbax.wait_until_finished()\n        # Here and",
+        "train/checkpoint/manager.py",
+        "            self._orbax.save(step, args=args.Composite(**items), force=True)\n",
+        "            for old in set(self.steps()) - self._retention.steps_to_keep([step]):\n"
+        "                self._orbax.delete(old)\n"
+        "            self._orbax.save(step, args=args.Composite(**items), force=True)\n",
         "train/checkpoint",
     ),
     Bug(
         "the best checkpoint deleted as one of the old",
         "train/checkpoint/retention.py",
-        "if step == self.best_step}",
-        "if step == self.save_every}",
+        "[*self.pinned_steps, self.best_step]",
+        "[*self.pinned_steps]",
         "train/checkpoint",
     ),
     Bug(
@@ -293,9 +293,9 @@ BUGS = (
     # Checks behind which stands a result that is wrong, and looks right.
     Bug(
         "arrays that Orbax left out of its index not missed",
-        "train/checkpoint/commit.py",
-        "if not read.result().value:",
-        "if read.result() is None:",
+        "train/checkpoint/manifest.py",
+        "if keys[name] <= math.prod(",
+        "if not math.prod(",
         "train/checkpoint",
     ),
     Bug(
@@ -310,7 +310,7 @@ BUGS = (
         "train/run_folder/provenance.py",
         "if requested[name] != trained[name]:",
         "if type(requested[name]) is not type(trained[name]):",
-        "train/checkpoint train/test_resume.py",
+        "train/run_folder train/test_resume.py",
     ),
     Bug(
         "an adapter applied to other base weights",

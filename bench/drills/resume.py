@@ -225,10 +225,7 @@ def interrupted_activity(workdir: pathlib.Path) -> str:
     names = [path.name for path in (workdir / "checkpoints").glob("*")]
     if any("tmp" in name for name in names):
         return "in the middle of a save"
-    steps = [name for name in names if name.isdecimal()]
-    if all((workdir / "checkpoints" / step / "manifest.json").exists() for step in steps):
-        return "between saves"
-    return "before a manifest was written"
+    return "between saves"
 
 
 def losses(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,14 +1,12 @@
-"""Ownership of a run's folder: killed and restarted, on the same and on another machine.
+"""Ownership of a run's folder: killed and restarted, in a local folder and as in an object store.
 
     python -m bench.drills.takeover [--kills 3]
 
-One run is killed (SIGKILL) again and again, and immediately restarted by the same command: by turns
-on the same machine, where it must start immediately, and as on another machine, where it must wait
-until the owner's lease expires. While it trains, a second process is started by the same command,
-on the same machine and as on another: both must be rejected, the run must not notice, and at its
-end its losses must equal those of an uninterrupted run.
-
-Another machine is this one with another boot id: the two find each other only through the folder.
+A run is killed (SIGKILL) again and again, and immediately restarted by the same command: under a
+lock of the operating system it must start immediately, and as in an object store it must wait until
+the owner's record counts as dead. While it trains, a second process is started by the same command:
+it must be rejected, the run must not notice, and at its end its losses must equal those of an
+uninterrupted run.
 """
 
 import dataclasses
@@ -45,10 +43,9 @@ SETTINGS = (
 
 PROGRAM = """
 import sys
-import train.run_folder.lease
-machine = sys.argv.pop(1)
-if machine:
-    train.run_folder.lease.machine_id = lambda: machine
+import train.run_folder.lock
+if sys.argv.pop(1) == "object store":
+    train.run_folder.lock._lock = train.run_folder.lock.RemoteOwner
 from train.cli.main import main
 main()
 """
@@ -62,11 +59,11 @@ class Arguments:
     """Number of kills."""
 
 
-def start(workdir: pathlib.Path, machine: str) -> subprocess.Popen[str]:
-    """Start the run; `machine` is the boot id to assume, or empty for this machine's own."""
+def start(workdir: pathlib.Path, kind: str) -> subprocess.Popen[str]:
+    """Start the run in a folder of a kind: `local`, or `object store`."""
     command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, machine, *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, kind, *command], stderr=subprocess.PIPE, text=True
     )
 
 
@@ -87,10 +84,10 @@ def wait_for_steps(workdir: pathlib.Path, more: int) -> float:
     return first or time.monotonic() - began
 
 
-def refused(workdir: pathlib.Path, machine: str) -> str:
-    """Start a second process, and return its last line."""
+def refused(workdir: pathlib.Path, kind: str) -> str:
+    """Start a second process, and return how it ended."""
     began = time.monotonic()
-    second = start(workdir, machine)
+    second = start(workdir, kind)
     error = second.communicate()[1].strip().splitlines()[-1]
     if second.returncode != 1 or not re.search(r"is in use by process \d+ on .*; stop", error):
         raise SystemExit(f"a second process was not refused: {second.returncode} {error}")
@@ -101,29 +98,25 @@ def main() -> None:
     """Kill, restart and compare; exit with an error if anything is wrong."""
     kills = tyro.cli(Arguments, description=__doc__).kills
     with tempfile.TemporaryDirectory() as folder:
-        uninterrupted, killed = pathlib.Path(folder, "whole"), pathlib.Path(folder, "broken")
-        start(uninterrupted, "").communicate()
-        run, machine = start(killed, ""), ""
-        for kill in range(kills):
-            wait_for_steps(killed, 30)
-            print(f"second process on the owner's machine: {refused(killed, machine)}", flush=True)
-            other = f"machine {kill}"
-            print(f"second process on another machine: {refused(killed, other)}", flush=True)
-            run.send_signal(signal.SIGKILL)
-            run.wait()
-            machine = machine if kill % 2 else other
-            where = "on the same machine" if kill % 2 else "on another machine"
-            run = start(killed, machine)
-            waited = wait_for_steps(killed, 1)
-            print(
-                f"killed, restarted at once {where}: steps again after {waited:.0f} s", flush=True
-            )
-        error = run.communicate()[1]
-        if run.returncode:
-            raise SystemExit(f"the run ended with {run.returncode}: {error}")
-        if losses(killed) != losses(uninterrupted):
-            raise SystemExit("the losses are not those of the run that was left alone")
-        print(f"all {STEPS} losses are those of the run that was left alone")
+        uninterrupted = pathlib.Path(folder, "whole")
+        start(uninterrupted, "local").communicate()
+        for kind in ("local", "object store"):
+            killed = pathlib.Path(folder, kind)
+            run = start(killed, kind)
+            for _ in range(kills):
+                wait_for_steps(killed, 30)
+                print(f"{kind}: second process {refused(killed, kind)}", flush=True)
+                run.send_signal(signal.SIGKILL)
+                run.wait()
+                run = start(killed, kind)
+                waited = wait_for_steps(killed, 1)
+                print(f"{kind}: killed, restarted; steps again after {waited:.0f} s", flush=True)
+            error = run.communicate()[1]
+            if run.returncode:
+                raise SystemExit(f"the run ended with {run.returncode}: {error}")
+            if losses(killed) != losses(uninterrupted):
+                raise SystemExit("the losses are not those of the run that was left alone")
+            print(f"{kind}: all {STEPS} losses are those of the run that was left alone")
 
 
 if __name__ == "__main__":

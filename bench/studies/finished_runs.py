@@ -34,7 +34,7 @@ from bench.machine import commit, trained_on
 from train.config.io import experiment_from_dict, experiment_to_dict, flatten_experiment
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult
 

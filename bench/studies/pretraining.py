@@ -34,8 +34,8 @@ from train.data.data_config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.run_folder.writing import write_atomically
 from train.runtime.signals import PreemptedError
+from train.runtime.writing import write_atomically
 from train.sweep.sweep_folder import RunResult
 from train.tasks.classification import Classification
 

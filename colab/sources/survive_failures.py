@@ -36,7 +36,7 @@ import train
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.tasks.language_modeling import LanguageModeling, LanguageModelTask
 from train.tasks.task import TrainingBatches
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
@@ -138,7 +138,7 @@ fit("unbroken")
 # %% kill
 half = CHECKPOINT_EVERY * (STEPS // CHECKPOINT_EVERY // 2)
 running = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-manifest = folder / "killed" / "checkpoints" / str(half) / "manifest.json"
+manifest = folder / "killed" / "checkpoints" / str(half) / "manifest/metadata"
 while not manifest.exists():  # the manifest is written last: the checkpoint is complete
     assert running.poll() is None
     time.sleep(0.02)
@@ -160,7 +160,7 @@ assert same
 # %% damage
 def newest(name):
     """Return the folder of the newest checkpoint."""
-    found = (folder / name / "checkpoints").glob("*/manifest.json")
+    found = (folder / name / "checkpoints").glob("*/manifest")
     return max((path.parent for path in found), key=lambda path: int(path.name))
 
 

@@ -241,7 +241,7 @@ def test_requeued_run_that_lost_its_checkpoints(
 ) -> None:
     """A scheduler repeats the command: it fails until somebody decides, with or without a log."""
     for step in (2, 4, 6):
-        (copy / "checkpoints" / str(step) / "manifest.json").unlink()
+        (copy / "checkpoints" / str(step) / "manifest/metadata").unlink()
     (copy / "logbook.jsonl").unlink()
     before = contents(copy)
     for _ in range(2):

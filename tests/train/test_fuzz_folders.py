@@ -13,7 +13,7 @@ RUN_FILES = (
     "config.json",
     "labels.json",
     "logbook.jsonl",
-    "manifest.json",
+    "manifest",
     "metrics.jsonl",
     "recovery.json",
     "time.jsonl",

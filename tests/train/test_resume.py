@@ -38,6 +38,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manifest import ManifestHandler
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW, Lion
@@ -324,7 +325,7 @@ def test_damaged_checkpoint_is_skipped(uninterrupted: Uninterrupted, copy: Path)
         x["reason"] for x in lines_of(copy / "logbook.jsonl") if x["event"].endswith("skipped")
     ]
     assert reason.endswith("differs from what was saved")
-    assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
+    assert (copy / "checkpoints" / "damaged-5" / "manifest/metadata").exists()
 
 
 def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,7 +350,7 @@ def rename_checkpoints(folder: Path) -> None:
 
 def truncate_manifests(folder: Path) -> None:
     for step in (4, 5):
-        (folder / str(step) / "manifest.json").write_text("{")
+        (folder / str(step) / "manifest/metadata").write_text("{")
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
@@ -407,11 +408,11 @@ def test_run_killed_in_its_first_save_starts_again(
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.checkpoint.writer.commit_checkpoint", die)
+        patch.setattr(ManifestHandler, "finalize", die)
         with pytest.raises(CrashError):
             fit(make_experiment(uninterrupted.folder), tmp_path)
     left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert left == {"4", "4.unfinished"}
+    assert left == {"4.orbax-checkpoint-tmp"}
     fit(make_experiment(uninterrupted.folder), tmp_path)
     assert losses(tmp_path) == uninterrupted.losses
     events = [line["event"] for line in lines_of(tmp_path / "logbook.jsonl")]

@@ -1,27 +1,32 @@
-"""Manifest of a checkpoint: its step, and the size and SHA-256 digest of each file.
+"""Manifest of a checkpoint: the size and SHA-256 digest of each file, as one more Orbax item.
 
-A checkpoint folder counts as a checkpoint only once its manifest exists. The manifest is written
-last and atomically, so that a save that is killed at any moment leaves no checkpoint behind. A
-restore compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
+Orbax writes a checkpoint under a temporary name and renames it once all items are complete (in
+Google's object store, it marks the folder instead). The manifest is completed last before that, so
+that every checkpoint that counts has one, and a save that is killed leaves no checkpoint. A restore
+compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
 """
 
+import collections
 import hashlib
 import json
+import math
 import os
-import pathlib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
+import orbax.checkpoint as ocp
+import tensorstore
 from etils import epath
-
-from train.run_folder.writing import replace_atomically
+from fsspec.core import url_to_fs
 
 STATE_ITEM, LEAVES_ITEM, METADATA_ITEM = "state", "leaves", "extra"
 """Subfolders of a checkpoint: the arrays, their dtypes and shapes, and JSON metadata."""
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_ITEM = "manifest"
+
+JSON_FILE = "metadata"
+"""File of an Orbax item that holds JSON."""
 
 VerifyMode = Literal["auto", "sizes", "full"]
 """Comparison before a restore: `sizes` of files, digests too (`full`), or digests up to
@@ -30,147 +35,120 @@ VerifyMode = Literal["auto", "sizes", "full"]
 AUTO_VERIFY_BYTES = 4 * 2**30
 """Largest checkpoint whose digests `auto` verifies. Hashing it takes at most ten seconds a core."""
 
-_CHUNK_BYTES = 2**22
 _THREADS = 4
-_DIGEST = re.compile("[0-9a-f]{64}")
 
 
-class FileEntry(NamedTuple):
-    """Size and digest of one file."""
+class ManifestHandler(ocp.JsonCheckpointHandler):
+    """Orbax's handler of the manifest.
 
-    bytes: int
-    sha256: str
-
-
-FileEntries = Mapping[str, FileEntry]
-"""Entries by path relative to the checkpoint, with slashes."""
-
-
-def list_files(folder: epath.Path) -> list[str]:
-    """Return the relative paths of all files but the manifest, sorted."""
-    files = []
-    folders = [folder]
-    # Not by `rglob`: characters in the folder's own name may be a pattern.
-    while folders:
-        for path in folders.pop().iterdir():
-            if path.is_dir():
-                folders.append(path)
-            else:
-                files.append(path.relative_to(folder).as_posix())
-    # By prefix, as the processes of a commit write `manifest.json.0`, `manifest.json.1`, ...
-    return sorted(name for name in files if not name.startswith(MANIFEST_NAME))
-
-
-def hash_files(folder: epath.Path, files: Iterable[str]) -> dict[str, FileEntry]:
-    """Read files and return their entries (OSError: a file cannot be read)."""
-    files = list(files)
-    # Threads help: hashlib releases the interpreter lock, and a remote read mostly waits.
-    with ThreadPoolExecutor(_THREADS) as pool:
-        entries = pool.map(lambda name: _hash_file(folder / name), files)
-        return dict(zip(files, entries, strict=True))
-
-
-def serialize_manifest(files: FileEntries, checkpoint: str = "") -> str:
-    """Return the canonical text of a manifest.
-
-    Args:
-      files: Entries of all files.
-      checkpoint: Name of the checkpoint's folder, which is its step. A renamed folder no longer
-        matches its manifest.
+    It saves a record with the step (`checkpoint`) and the names of the arrays (`arrays`). Orbax
+    finalizes the items in the order of its registry, on process 0. As the last item, the manifest
+    then gets the digests of the files of the others.
     """
-    entries = {name: files[name]._asdict() for name in sorted(files)}
-    return json.dumps({"checkpoint": checkpoint, "files": entries}, indent=1) + "\n"
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Check that the arrays are complete, and write the manifest (OSError: they are not)."""
+        folder, path = directory.parent, directory / JSON_FILE
+        record = json.loads(path.read_text())
+        check_arrays_complete(folder / STATE_ITEM, record["arrays"])
+        sizes = {
+            name: size
+            for name, size in _list_files(folder).items()
+            if name.startswith((f"{STATE_ITEM}/", f"{LEAVES_ITEM}/", f"{METADATA_ITEM}/"))
+        }
+        digests = _hash_files(folder, sizes)
+        files = {name: {"bytes": sizes[name], "sha256": digests[name]} for name in sorted(sizes)}
+        path.write_text(_serialize({"checkpoint": record["checkpoint"], "files": files}))
 
 
-def parse_manifest(text: str) -> dict[str, FileEntry]:
-    """Return the entries of a manifest (ValueError: the text is not a canonical manifest)."""
-    return _parse(text)[0]
-
-
-def _parse(text: str) -> tuple[dict[str, FileEntry], str]:
-    """Return the entries, and the name of the checkpoint's folder."""
-    try:
-        record = json.loads(text)
-        entries, checkpoint = record["files"], record["checkpoint"]
-        files = {name: FileEntry(each["bytes"], each["sha256"]) for name, each in entries.items()}
-        valid = all(map(_is_valid_entry, files, files.values()))
-        # The text has one canonical form. Comparing it whole also catches a damaged character
-        # that JSON would accept, such as a duplicated key or changed white space.
-        valid = valid and serialize_manifest(files, checkpoint) == text
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError("is not a manifest") from error
-    if not valid:
-        raise ValueError("is not a manifest")
-    return files, checkpoint
-
-
-def write_manifest(folder: epath.Path, files: FileEntries) -> None:
-    """Commit a checkpoint: write its manifest atomically."""
-    # The commit point. The name appears by one rename, after the content was flushed to disk. The
-    # arrays are not flushed, since fsync of gigabytes would stall the run's other writes. What of
-    # them a power failure takes after the commit is noticed as damage by its digest, and the
-    # checkpoint before it (`keep_last` is 2 by default) is restored.
-    path = folder / MANIFEST_NAME
-    # `replace_atomically` takes epath's paths for remote ones, which need no rename.
-    remote = "://" in os.fspath(path)
-    text = serialize_manifest(files, folder.name)
-    replace_atomically(path if remote else pathlib.Path(path), text.encode())
+def manifest_path(folder: epath.Path) -> epath.Path:
+    """Return the path of a checkpoint's manifest."""
+    path = folder / MANIFEST_ITEM / JSON_FILE
+    # Where it lay before it was an item of its own.
+    return path if path.exists() else folder / "manifest.json"
 
 
 def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
     """Describe how a checkpoint differs from its manifest; None if it matches."""
     try:
-        files, checkpoint = _parse((folder / MANIFEST_NAME).read_bytes().decode())
+        step, expected = _parse(manifest_path(folder).read_text())
+        total = sum(size for size, _ in expected.values())
     except FileNotFoundError:
         return "has no manifest"
-    except (OSError, ValueError):
-        return f"{MANIFEST_NAME} is damaged"
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError):
+        return "its manifest is damaged"
     # A renamed folder has intact files. Restored under its new step, it would train other batches.
-    if checkpoint != folder.name:
-        return f"is the checkpoint of step {checkpoint}, under another name"
+    if step != folder.name:
+        return f"is the checkpoint of step {step}, under another name"
     # Sizes come first: they need no reading, and find most truncated files.
-    for name, file in files.items():
-        if problem := _find_size_problem(folder / name, file):
-            return f"{name} {problem}"
+    sizes = _list_files(folder)
+    for name, (size, _) in expected.items():
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != size:
+            return f"{name} has {sizes[name]:,} bytes instead of {size:,}"
     # Extra files are allowed: they change nothing that is restored.
-    small = sum(file.bytes for file in files.values()) <= AUTO_VERIFY_BYTES
-    if verify == "full" or (verify == "auto" and small):
-        return _find_digest_problem(folder, files)
-    return None
-
-
-def _find_size_problem(path: epath.Path, file: FileEntry) -> str | None:
+    if verify == "sizes" or (verify == "auto" and total > AUTO_VERIFY_BYTES):
+        return None
     try:
-        actual_size = path.stat().length
-    except FileNotFoundError:
-        return "is missing"
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        return f"cannot be read ({error})"
-    return (
-        None
-        if actual_size == file.bytes
-        else f"has {actual_size:,} bytes instead of {file.bytes:,}"
-    )
-
-
-def _find_digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
-    try:
-        digests = hash_files(folder, files)
+        digests = _hash_files(folder, expected)
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    wrong = [name for name, file in files.items() if digests[name] != file]
+    wrong = [name for name, (_, digest) in expected.items() if digests[name] != digest]
     return f"{wrong[0]} differs from what was saved" if wrong else None
 
 
-def _hash_file(path: epath.Path) -> FileEntry:
-    # The size is counted, not asked for: the manifest must describe the bytes that were hashed.
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileEntry(size, digest.hexdigest())
+def check_arrays_complete(folder: epath.Path, arrays: Iterable[str]) -> None:
+    """Check that the index of the arrays holds every chunk of every array (OSError: it does not).
+
+    Each process writes files of its own, which Orbax then merges into one index. On a network file
+    system process 0 may not see the files of another process yet; Orbax merges what it sees.
+    """
+    if "://" in os.fspath(folder):
+        return  # an object store lists what was written
+    base = {"driver": "file", "path": f"{os.fspath(folder)}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    # An array is `<name>/.zarray`, its header, and a key for each chunk.
+    keys = collections.Counter(key.decode().rpartition("/")[0] for key in store.list().result())
+    for name in arrays:
+        name = name.replace("/", ".")  # as Orbax does
+        if not keys[name]:
+            raise OSError(f"array {name} is not in the index that Orbax wrote")
+        header = json.loads(store.read(f"{name}/.zarray").result().value)
+        grid = zip(header["shape"], header["chunks"], strict=True)
+        if keys[name] <= math.prod(-(-size // chunk) for size, chunk in grid):
+            raise OSError(f"array {name} is not whole in the index that Orbax wrote")
 
 
-def _is_valid_entry(name: str, file: FileEntry) -> bool:
-    return type(file.bytes) is int and bool(_DIGEST.fullmatch(file.sha256))
+def _serialize(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1) + "\n"
+
+
+def _parse(text: str) -> tuple[str, dict[str, tuple[int, str]]]:
+    """Return the step of a manifest, and size and digest of each file."""
+    record = json.loads(text)
+    # The text has one canonical form. Comparing it whole catches a damaged character that JSON
+    # would accept, such as a duplicated key.
+    if _serialize(record) != text:
+        raise ValueError("is not as it was written")
+    files = record["files"]
+    return record["checkpoint"], {n: (each["bytes"], each["sha256"]) for n, each in files.items()}
+
+
+def _list_files(folder: epath.Path) -> dict[str, int]:
+    """Return the size of each file, by its path relative to the folder."""
+    files, root = url_to_fs(os.fspath(folder))
+    files.invalidate_cache()  # the file systems of object stores remember listings
+    found = files.find(root, detail=True)
+    return {name[len(root) :].lstrip("/"): int(info["size"]) for name, info in found.items()}
+
+
+def _hash_files(folder: epath.Path, names: Iterable[str]) -> dict[str, str]:
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    names = list(names)
+    # Threads help: hashlib releases the interpreter lock, and a remote read mostly waits.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(names, pool.map(digest, names), strict=True))

@@ -1,14 +1,12 @@
-"""Decide which checkpoints to keep, and delete or rename the others."""
+"""Which checkpoints are kept, by Orbax's preservation policies."""
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from etils import epath
-
-from train.checkpoint.discovery import ORBAX_TMP_MARKER, UNFINISHED_ENDING, UNFINISHED_NAME
-from train.checkpoint.manifest import MANIFEST_NAME
+from orbax.checkpoint import checkpoint_managers as policies
 
 
 @dataclasses.dataclass
@@ -42,66 +40,29 @@ class RetentionPolicy:
 
     def steps_to_keep(self, steps: Iterable[int]) -> set[int]:
         """Return the subset of the steps to keep."""
-        steps = sorted(steps)
         # By step numbers alone, never by file times: a resumed run decides as an unbroken one.
-        keep = {*steps[-self.keep_last :], *self.pinned_steps}
-        keep |= {step for step in steps if step == self.best_step}
+        reasons = [
+            policies.LatestN(self.keep_last),
+            policies.CustomSteps([*self.pinned_steps, self.best_step]),
+        ]
         if self.keep_every:
-            keep |= {step for step in steps if step % self.keep_every == 0}
+            reasons.append(policies.EveryNSteps(self.keep_every))
         if self.save_every and self.keep_last_due > 1:
             # For the mean of the last checkpoints, and for rollbacks: the newest may lie within an
             # anomaly.
-            due = [step for step in steps if step % self.save_every == 0]
-            keep |= set(due[-self.keep_last_due :])
+            reasons.append(policies.EveryNSteps(self.save_every, max_to_keep=self.keep_last_due))
         if self.save_every and self.keep_min_age:
             # Two neighbouring multiples of a spacing of at least `keep_min_age` steps: the older
             # one is always old enough, and the newer one is the older one of the next pair.
             spacing = math.ceil(self.keep_min_age / self.save_every) * self.save_every
-            keep |= set([step for step in steps if step % spacing == 0][-2:])
-        # A pinned step need not have been saved yet.
-        return keep.intersection(steps)
+            reasons.append(policies.EveryNSteps(spacing, max_to_keep=2))
+        infos = [types.SimpleNamespace(step=step) for step in sorted(steps)]
+        kept = policies.AnyPreservationPolicy(reasons).should_preserve(
+            infos, context=policies.PreservationContext()
+        )
+        return {info.step for info, keep in zip(infos, kept, strict=True) if keep}
 
-
-def delete_unfinished(directory: epath.Path) -> None:
-    """Delete what killed and failed saves have left, which may fill the disk.
-
-    A folder of a step is deleted only if it is marked as unfinished: one that merely lacks its
-    manifest has lost it.
-    """
-    # Not by glob: the directory's own name may contain pattern characters.
-    for path in list(directory.iterdir()):
-        # On a failure the next save tries again; what is left does not count as a checkpoint.
-        with contextlib.suppress(OSError):
-            if ORBAX_TMP_MARKER in path.name:
-                path.rmtree()
-            elif UNFINISHED_NAME.fullmatch(path.name):
-                checkpoint = directory / path.name.removesuffix(UNFINISHED_ENDING)
-                if checkpoint.exists() and not (checkpoint / MANIFEST_NAME).exists():
-                    checkpoint.rmtree()
-                path.unlink()
-
-
-def unfinished_mark(directory: epath.Path, step: int) -> epath.Path:
-    """Return the path of the mark beside a checkpoint that is being saved or deleted."""
-    return directory / f"{step}{UNFINISHED_ENDING}"
-
-
-def delete_checkpoint(directory: epath.Path, step: int) -> None:
-    """Delete a checkpoint. Its manifest goes first, so that a partial deletion does not count."""
-    with contextlib.suppress(OSError):  # the next save deletes what is left
-        mark = unfinished_mark(directory, step)
-        mark.write_bytes(b"")
-        (directory / str(step) / MANIFEST_NAME).unlink(missing_ok=True)
-        (directory / str(step)).rmtree()
-        mark.unlink()
-
-
-def set_aside_checkpoint(directory: epath.Path, step: int, name: str) -> epath.Path:
-    """Rename a checkpoint to `<name>-<step>`, so that the step can be saved again."""
-    # Such a name is not a step number, so the folder is neither listed nor deleted.
-    target, number = directory / f"{name}-{step}", 1
-    while target.exists():
-        number += 1
-        target = directory / f"{name}-{step}-{number}"
-    (directory / str(step)).rename(target)
-    return target
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return whether to keep each checkpoint (the interface of Orbax's policies)."""
+        kept = self.steps_to_keep(info.step for info in checkpoints)
+        return [info.step in kept for info in checkpoints]

@@ -48,9 +48,11 @@ def flatten_leaves(tree: dict[str, Any]) -> dict[str, jax.Array]:
     return flatten_dict(tree, sep="/")
 
 
-def describe_leaf(leaf: Leaf) -> str:
-    """Return dtype and shape, e.g. `float32[512,64]` or `key<fry>[]`."""
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+def describe_leaves(leaves: Mapping[str, Leaf]) -> dict[str, str]:
+    """Return dtype and shape of each leaf, e.g. `float32[512,64]` or `key<fry>[]`."""
+    return {
+        name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for name, leaf in leaves.items()
+    }
 
 
 def describe_difference(
@@ -59,8 +61,8 @@ def describe_difference(
     """Describe why a checkpoint does not match the requested tree; None if it matches.
 
     Args:
-      stored: `describe_leaf` of each leaf in the checkpoint, by name.
-      requested: `describe_leaf` of each requested leaf, by name.
+      stored: `describe_leaves` of the checkpoint.
+      requested: `describe_leaves` of what is requested.
       require_all: Treat a stored leaf that is not requested as a difference.
     """
     changed = [

@@ -14,16 +14,13 @@ from train.config.resolve import resolve_precision
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.errors import UsageError, as_usage_errors
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import PlanOptions
-from train.estimate.description import describe
-from train.estimate.expected_time import load_prices
-from train.estimate.plan import make_plan
-from train.estimate.plan_tables import print_plan
+from train.estimate.describe import describe
+from train.estimate.plan import PlanOptions, load_prices, make_plan, print_plan
 from train.estimate.search import with_best_mesh
 from train.estimate.target import local_target, parse_target
 from train.experiment import Experiment
 from train.fitting import fit
-from train.parallel.distributed import explain_lost_peers, initialize_distributed
+from train.parallel.distributed import initialize_distributed
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
@@ -174,17 +171,16 @@ def run_fit(arguments: list[str]) -> int:
         experiment, candidate = with_best_mesh(experiment, local_target())
         if not options.quiet:
             print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
-    with explain_lost_peers():
-        run = fit(
-            experiment,
-            options.workdir,
-            init_from=options.init_from,
-            init_only=options.init_only,
-            init_adapter=options.init_adapter,
-            from_scratch=options.from_scratch,
-            quiet=quiet,
-            start_time=process_start_time(),
-        )
+    run = fit(
+        experiment,
+        options.workdir,
+        init_from=options.init_from,
+        init_only=options.init_only,
+        init_adapter=options.init_adapter,
+        from_scratch=options.from_scratch,
+        quiet=quiet,
+        start_time=process_start_time(),
+    )
     if options.json:
         print_json({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics})
     return 0

@@ -9,12 +9,12 @@ import importlib.metadata
 import itertools
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from train.config.shipped import did_you_mean
 from train.errors import UsageError, UserError, printable
-from train.runtime.signals import reliable_keyboard_interrupt
 from train.runtime.startup import SCRIPT, program_name
 
 
@@ -114,7 +114,9 @@ VERBS = {
     "completion": Verb(
         "SHELL", "print a script that completes verbs in bash or zsh", "listing_verbs"
     ),
-    "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
+    "doctor": Verb(
+        "", "this machine's hardware and versions, and problems with them", "listing_verbs"
+    ),
 }
 """All verbs, in the order of the help text."""
 
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
     try:
-        with reliable_keyboard_interrupt(), flush_on_exit():
+        with flush_on_exit():
             if arguments == ["--version"]:
                 print(version())
                 sys.exit(0)
@@ -154,14 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
-    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
-        if debug:
-            raise
-        exit_process(print_error(error), error)
-    except ValueError as error:
-        if debug or not is_mixer_error(error):
-            raise
-        exit_process(print_error(error), error)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (shown with its traceback)
+        known = isinstance(error, (UserError, KeyboardInterrupt, OSError)) or is_mixer_error(error)
+        if debug or not known:
+            traceback.print_exc()
+        exit_process(print_error(error) if known and not debug else 1)
 
 
 def is_mixer_error(error: BaseException) -> bool:
@@ -237,14 +236,13 @@ def pop_imports(arguments: list[str]) -> list[str]:
     return names
 
 
-def exit_process(status: int, error: BaseException) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End the process. One of several processes ends without waiting for the others."""
-    if (
-        "train.parallel.distributed" in sys.modules
-    ):  # else there is one process, and JAX need not be loaded
+    # Without this module there is one process, and JAX need not be loaded.
+    if "train.parallel.distributed" in sys.modules:
         from train.parallel.distributed import exit_process as leave_hosts
 
-        leave_hosts(status, " ".join(str(error).split()) or type(error).__name__)
+        leave_hosts(status)
     sys.exit(status)
 
 

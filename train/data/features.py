@@ -17,7 +17,7 @@ from train.data.arrays import ArrayDataConfig, Arrays
 from train.data.files import find_file
 from train.errors import UserError, as_damaged, as_user_error
 from train.files import too_large_error
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 from transformer.validation import Mark, NonNegativeInt, PositiveFloat
 
 

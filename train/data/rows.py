@@ -22,7 +22,7 @@ from typing import IO, Any, Literal, NamedTuple
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
 from train.files import iter_lines, read_all, too_large_error
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 
 FORMATS_PAGE = "docs/tasks.md"
 """Page that shows the formats of every task, for error messages."""

@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import (
+    CheckpointManager,
+    SkippedCheckpoint,
+    no_valid_checkpoint_error,
+)
 from train.engines.engine import Engine
 from train.errors import UsageError, UserError, printable
 from train.evaluation.early_stopping import BestEvaluation

@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 
-from train.checkpoint.discovery import broadcast_integers
-from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.manifest import MANIFEST_NAME
+from train.checkpoint.manager import CheckpointManager, broadcast_integers
+from train.checkpoint.manifest import manifest_path
 from train.engines.engine import Engine
 from train.errors import UserError
 from train.run_folder.folder import RunFolder
@@ -74,7 +73,7 @@ def base_metadata(folder: RunFolder, engine: Engine) -> dict[str, str]:
 def base_digest(folder: RunFolder) -> str:
     """Return a digest of the base weights: that of their manifest, which has one of each file."""
     path = CheckpointManager(folder.base_weights, read_only=True).directory
-    manifest = path / str(_STEP) / MANIFEST_NAME
+    manifest = manifest_path(path / str(_STEP))
     if not manifest.exists():
         return ""
     return hashlib.sha256(manifest.read_bytes()).hexdigest()

@@ -1,98 +1,142 @@
-"""Lock a run's folder: one process at a time trains in it.
+"""Ownership of a run's folder: one process at a time trains in it.
 
-The lock is a lease file that its owner renews every few seconds (`train.run_folder.lease`).
+In a local folder the operating system keeps a lock on `owner.lock`, which ends with the process,
+however it ends. A network file system of several hosts has to support `flock`: NFS and Lustre do,
+unless they are mounted with local locks. Its server may keep the lock of a host that died for a
+minute or two.
 
-- On one machine, the owner's process is looked up. While it lives, a second process is refused at
-  once; when it has died, the next one starts at once.
-- Across machines, only the lease can be observed. An owner that renews it is alive; one that has
-  not renewed it for `LEASE_SECONDS` counts as dead. A job that is restarted on another machine
-  after a hard preemption waits that long, and resumes.
-
-Clocks of different machines are never compared: a process watches the lease for changes, by its
-own clock.
-
-An owner that was suspended, or cut off from its storage, may wake up after it was replaced. It
-therefore reads the lease before each save, and stops if the lease is no longer its own.
+An object store has no locks. The owner's record, `owner.json`, is renewed every few seconds there
+(`RemoteOwner`). Another process that finds one watches it for `TAKEOVER_SECONDS`, by its own clock,
+and takes the folder over if it has not changed. An owner that was suspended meanwhile reads the
+record before it saves, and stops. Not covered: a process that is suspended between that look and
+the end of its save, and the log lines of the steps until then.
 """
 
 import contextlib
 import itertools
+import json
+import os
+import pathlib
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
+
+import filelock
+import jax
+from fsspec.core import url_to_fs
 
 from train.errors import UserError
+from train.parallel.distributed import barrier
 from train.run_folder.folder import RunFolder
-from train.run_folder.lease import (
-    Lease,
-    LeaseStore,
-    lease_store,
-    mark_held,
-    new_lease,
-    owner_state,
-)
-from train.run_folder.writing import explain_write_errors
+from train.runtime.writing import explain_write_errors, write_atomically
 
-LEASE_SECONDS = 60.0
-"""Seconds without a renewal after which an owner on another machine counts as dead."""
+TAKEOVER_SECONDS = 60.0
+"""Seconds without a renewal after which the owner of a remote folder counts as dead."""
 
-# Twelve renewals fit into `LEASE_SECONDS`: storage may fail for most of a minute.
-RENEW_INTERVAL_SECONDS = 5.0
-"""Seconds between renewals, and so the longest time until a living owner is noticed."""
+# Twelve renewals fit into `TAKEOVER_SECONDS`: the store may fail for most of a minute.
+RENEW_SECONDS = 5.0
 
-POLL_INTERVAL_SECONDS = 1.0
+SETTLE_SECONDS = 2.0
+
+NETWORK_LOCK_SECONDS = 100.0
+"""Seconds to wait for the lock of another host. An NFS server keeps that of a dead one for 90."""
 
 # Every process takes part in every run, so this count is the same on all of them and makes the
 # names of barriers unique.
 _run_numbers = itertools.count()
 
 
-class RunLock:
-    """Ownership of a run's folder, as a context manager. Only process 0 of a run enters it."""
+@contextlib.contextmanager
+def lock_run_folder(
+    folder: RunFolder, print_message: Callable[[str], None]
+) -> Iterator["RemoteOwner | None"]:
+    """Own a run's folder inside the block. All processes of the run enter it together.
+
+    Args:
+      folder: Folder of the run.
+      print_message: Called with one line if another owner has to be waited for.
+
+    Yields:
+      On process 0 the owner of a remote folder, who may be replaced; None in all other cases.
+
+    Raises:
+      UserError: Another process trains in this folder.
+    """
+    name = f"run-lock-{next(_run_numbers)}"
+    if jax.process_index() != 0:
+        barrier(name)  # nothing in the folder is read before process 0 owns it
+        yield None
+        return
+    is_local = isinstance(folder.path, pathlib.Path)
+    with _lock(folder, print_message) if is_local else RemoteOwner(folder, print_message) as owner:
+        barrier(name)
+        yield owner
+
+
+@contextlib.contextmanager
+def _lock(folder: RunFolder, print_message: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a local folder."""
+    lock = filelock.FileLock(folder.lock)
+    with explain_write_errors(folder.path):
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            owner = _parse(folder.owner.read_bytes() if folder.owner.exists() else b"")
+            if owner.get("host") == socket.gethostname():
+                _refuse(folder, owner)
+            print_message(f"{folder.path}: {_describe(owner)}, has its lock; waiting for it")
+            try:
+                lock.acquire(timeout=NETWORK_LOCK_SECONDS)
+            except filelock.Timeout:
+                _refuse(folder, owner)
+    try:
+        write_atomically(folder.owner, json.dumps(_record()))
+        yield
+    finally:
+        # In this order: after the release, the record may be that of another owner.
+        with contextlib.suppress(OSError):
+            folder.owner.unlink(missing_ok=True)
+        lock.release()
+
+
+class RemoteOwner:
+    """Owner of a remote folder, by a record that it renews, as a context manager."""
 
     def __init__(
         self,
         folder: RunFolder,
-        *,
         print_message: Callable[[str], None],
-        store: LeaseStore | None = None,
-        clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """Prepare the lock. Nothing is written yet.
+        """Prepare the record. Nothing is written yet.
 
         Args:
           folder: Folder of the run.
           print_message: Called with one line if another owner has to be waited for.
-          store: Storage of the lease files; None: the `owner` folder in `folder`.
-          clock: Returns seconds from any origin. It must count the time in which the machine is
-            suspended.
           sleep: Waits for a number of seconds.
         """
-        self._folder, self._print_message = folder, print_message
-        self._store = store or lease_store(folder.lease_folder)
-        # Linux stops the monotonic clock while a machine is suspended, and the lease would seem
-        # fresh.
-        self._clock, self._sleep = clock or _boot_clock, sleep
-        self._lease, self._number, self._renewed_at = new_lease(), 0, 0.0
-        # The renewal thread and the training loop both renew the lease.
+        self._folder, self._print_message, self._sleep = folder, print_message, sleep
+        self._files, self._path = url_to_fs(os.fspath(folder.owner))
+        self._own = _record()
+        # The renewal thread and the training loop both read and write the record.
         self._mutex = threading.Lock()
-        self._replaced_by: Lease | None = None
-        self._held = contextlib.ExitStack()
+        self._replaced_by: dict[str, Any] | None = None
         self._stop = threading.Event()
         # A daemon thread: it must not keep a process alive whose training has ended with an error.
-        self._thread = threading.Thread(target=self._renew_often, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_often, name="owner", daemon=True)
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as held_if_acquired:
-            # Marked before the file exists: another run in this process, whose process id is the
-            # same, must never find an unmarked lease and take it for a dead owner's.
-            held_if_acquired.enter_context(mark_held(self._lease))
-            with explain_write_errors(self._folder.lease_folder):
-                self._acquire()
-            self._held = held_if_acquired.pop_all()
+        with explain_write_errors(self._folder.owner):
+            if found := self._read():
+                self._watch(found)
+            self._write()
+            # Of several processes that come here at the same moment, the last to write stays.
+            self._sleep(SETTLE_SECONDS)
+        self.verify_ownership()
         self._thread.start()
         return self
 
@@ -102,163 +146,102 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # The thread must not write the lease again after it is removed.
         self._stop.set()
-        self._thread.join()
-        with self._held, contextlib.suppress(OSError), self._mutex:
-            # Not if another process has taken over: that file is then its own.
-            if self._is_current():
-                self._store.remove(self._number)
+        self._thread.join()  # it must not write the record again after it is removed
+        with contextlib.suppress(OSError):
+            if self._read().get("token") == self._own["token"]:
+                self._files.rm_file(self._path)
 
     def check_ownership(self) -> None:
-        """Raise UserError if another process has taken the folder. Cheap enough for every step."""
-        self._raise_if_replaced()
-        # A process that has just woken up comes here before its thread has read the lease.
-        if self._clock() - self._renewed_at > LEASE_SECONDS / 2:
-            # Unreachable storage is not a reason to stop, as long as nothing has to be saved.
-            with contextlib.suppress(OSError), self._mutex:
-                self._renew()
-            self._raise_if_replaced()
+        """Raise UserError if another process is known to have taken the folder. Reads nothing."""
+        if self._replaced_by is not None:
+            raise UserError(
+                f"{self._folder.path}: was taken over by {_describe(self._replaced_by)}, because "
+                f"this process had not renewed its record for {TAKEOVER_SECONDS:g} s; it stops "
+                "here and saves nothing more"
+            )
 
     def verify_ownership(self) -> None:
-        """Read the lease now, before writing what another owner would lose.
+        """Read the record now, before writing what another owner would lose.
 
         Raises:
-          UserError: Another process has taken the folder, or the lease cannot be read.
+          UserError: Another process has taken the folder, or the record cannot be read.
         """
-        with explain_write_errors(self._folder.lease_folder), self._mutex:
+        with explain_write_errors(self._folder.owner):
             self._renew()
-        self._raise_if_replaced()
+        self.check_ownership()
 
-    def _acquire(self) -> None:
-        """Create the next lease, once the owner of the current one is known to be gone."""
-        gone: Lease | None = None
-        while True:
-            number, lease = self._newest()
-            if lease is None or lease == gone:
-                break
-            # Raises unless the owner is gone. To wait takes a minute, in which the lease may
-            # change.
-            self._wait_until_gone(number, lease)
-            gone = lease  # read once more: another process may have been faster
-        # Creation is exclusive. Of several processes that got here, one succeeds.
-        if not self._store.create(number + 1, self._lease):
-            self._refuse(self._store.read(number + 1) or Lease())
-        self._number, self._renewed_at = number + 1, self._clock()
-        # Numbers only grow while the folder is owned, so an old owner that wakes up sees a higher
-        # one. The leases below can go.
-        for old in self._store.numbers():
-            if old < self._number:
-                self._store.remove(old)
-
-    def _wait_until_gone(self, number: int, lease: Lease) -> None:
-        """Return when the owner is gone; raise UserError if it is alive."""
-        state = owner_state(lease)
-        if state == "alive":
-            self._refuse(lease)
-        if state == "gone":
-            return
+    def _watch(self, found: dict[str, Any]) -> None:
+        """Return when the owner has ended or has not renewed its record; raise if it has."""
         self._print_message(
-            f"{self._folder.path}: {lease.describe()}, has not released this folder; taking it "
-            f"over unless that process renews its lease within {LEASE_SECONDS:g} s"
+            f"{self._folder.path}: {_describe(found)}, has not released this folder; taking it "
+            f"over unless that process renews its record within {TAKEOVER_SECONDS:g} s"
         )
-        # Watch the lease for a whole period. A change proves that the owner is alive.
-        start = self._clock()
-        while self._clock() - start < LEASE_SECONDS:
-            self._sleep(POLL_INTERVAL_SECONDS)
-            current_number, current = self._newest()
-            if current is None:  # the owner has ended and removed its lease
+        for _ in range(int(TAKEOVER_SECONDS)):
+            self._sleep(1.0)
+            now = self._read()
+            if not now:
                 return
-            # By value: a renewal, another owner, or a lease that could be read only now.
-            if (current_number, current) != (number, lease):
-                self._refuse(current)
-
-    def _newest(self) -> tuple[int, Lease | None]:
-        """Return the number and content of the current lease; (0, None) if there is no lease."""
-        numbers = self._store.numbers()
-        if not numbers:
-            return 0, None
-        # Removed since it was listed: an unknown owner, until the next look finds no lease.
-        return numbers[-1], self._store.read(numbers[-1]) or Lease()
+            if now != found:
+                _refuse(self._folder, now)
 
     def _renew_often(self) -> None:
-        while not self._stop.wait(RENEW_INTERVAL_SECONDS):
-            # Storage that fails now may be back in five seconds: `check_ownership` counts the time.
-            with contextlib.suppress(OSError), self._mutex:
+        while not self._stop.wait(RENEW_SECONDS):
+            # A store that fails now may be back in five seconds.
+            with contextlib.suppress(OSError):
                 self._renew()
 
     def _renew(self) -> None:
-        """Renew the lease if it is still this process's. The caller holds the mutex."""
-        # Read before it is written: a process that was suspended must not overwrite its successor.
-        if self._replaced_by is not None or not self._is_current():
-            return
-        # The count of renewals changes the content, which is what other processes watch.
-        renewed = self._lease.renewed()
-        self._store.replace(self._number, renewed)
-        self._lease, self._renewed_at = renewed, self._clock()
+        with self._mutex:
+            # Read before it is written: a process that was suspended must not overwrite its
+            # successor, and must stop if that has ended since.
+            found = self._read()
+            if found.get("token") != self._own["token"]:
+                self._replaced_by = found
+            elif self._replaced_by is None:
+                self._write()
 
-    def _is_current(self) -> bool:
-        """Return True if the newest lease is this process's; otherwise remember its owner."""
-        number, lease = self._newest()
-        # Somebody deleted the lease files. Within `LEASE_SECONDS` no other process can have owned
-        # the folder and released it again, so this process may claim it again.
-        if lease is None and self._clock() - self._renewed_at < LEASE_SECONDS:
-            number, lease = self._number, self._lease
-            if not self._store.create(number, lease):
-                number, lease = self._newest()
-        if lease is not None and (number, lease.token) == (self._number, self._lease.token):
-            return True
-        # Remembered: from now on this process writes nothing in the folder.
-        self._replaced_by = lease or Lease()
-        return False
+    def _write(self) -> None:
+        # The count changes the content, which is what other processes watch.
+        self._own["renewals"] += 1
+        self._files.pipe_file(self._path, json.dumps(self._own).encode())
 
-    def _refuse(self, owner: Lease) -> NoReturn:
-        raise UserError(
-            f"{self._folder.path}: is in use by {owner.describe()}; "
-            "stop that process first, or give another --workdir"
-        )
-
-    def _raise_if_replaced(self) -> None:
-        if self._replaced_by is not None:
-            raise UserError(
-                f"{self._folder.path}: was taken over by {self._replaced_by.describe()}, because "
-                f"this process had not renewed its lease for {LEASE_SECONDS:g} s; it stops here "
-                "and saves nothing more"
-            )
+    def _read(self) -> dict[str, Any]:
+        """Return the record; empty if there is none."""
+        try:
+            return _parse(self._files.cat_file(self._path))
+        except FileNotFoundError:
+            return {}
 
 
-@contextlib.contextmanager
-def lock_run_folder(
-    folder: RunFolder, print_message: Callable[[str], None]
-) -> Iterator[RunLock | None]:
-    """Own a run's folder inside the block. All processes of the run enter it together.
-
-    Args:
-      folder: Folder of the run.
-      print_message: Called with one line if another owner has to be waited for.
-
-    Yields:
-      The lock on process 0; None on the others.
-
-    Raises:
-      UserError: Another process trains in this folder.
-    """
-    import jax
-
-    from train.parallel.distributed import barrier
-
-    name = f"run-lock-{next(_run_numbers)}"
-    if jax.process_index() != 0:
-        barrier(name)  # nothing in the folder is read before process 0 owns it
-        yield None
-        return
-    with RunLock(folder, print_message=print_message) as lock:
-        barrier(name)
-        yield lock
+def _record() -> dict[str, Any]:
+    """Return the record of this process as an owner."""
+    return {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "token": secrets.token_hex(8),
+        "renewals": 0,
+    }
 
 
-def _boot_clock() -> float:
-    """Return the seconds since the boot, including the time in which the machine was suspended."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+def _parse(data: bytes) -> dict[str, Any]:
+    """Return a record. One that is damaged is that of an unknown owner."""
+    try:
+        record = json.loads(data)
+    except ValueError:
+        record = None
+    return record if isinstance(record, dict) and "process" in record else {"process": "unknown"}
+
+
+def _describe(owner: dict[str, Any]) -> str:
+    if "host" not in owner:
+        return "another process"
+    return f"process {owner['process']} on {owner['host']}, since {owner.get('since')}"
+
+
+def _refuse(folder: RunFolder, owner: dict[str, Any]) -> NoReturn:
+    raise UserError(
+        f"{folder.path}: is in use by {_describe(owner)}; "
+        "stop that process first, or give another --workdir"
+    )

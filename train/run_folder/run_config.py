@@ -18,7 +18,7 @@ from train.data.tokenizer_settings import SETTINGS_FILES, settings_files
 from train.errors import UserError
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder, read_json
-from train.run_folder.writing import set_aside_file, write_atomically
+from train.runtime.writing import set_aside_file, write_atomically
 from train.tasks.vocabulary import Labels
 from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware

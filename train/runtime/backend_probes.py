@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.experiment import Experiment
+from train.errors import short_reason
 from train.runtime.xla_flags import requested_determinism
 from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.reference import ScoreSpec
 from transformer.hardware import Hardware
+from transformer.models.config import TransformerConfig
 from transformer.parameter_counts import layer_mixers
 
 
@@ -62,10 +63,34 @@ KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudn
 """Functions that compile a small case of a kernel, by the name of its attention backend."""
 
 
-def _used_backends(experiment: Experiment, hardware: Hardware) -> set[str]:
+def mark_broken_kernels(
+    model: TransformerConfig, length: int, hardware: Hardware, *, segments: bool, on_mesh: bool
+) -> Hardware:
+    """Return the hardware with `broken_kernels` set to those that fail to compile.
+
+    Tries only the kernels that the model would use: on a CPU, none.
+
+    Args:
+      model: Settings of the model.
+      length: Tokens of a training sequence.
+      hardware: Hardware to train on.
+      segments: A sequence may hold several documents.
+      on_mesh: Several devices share an array.
+    """
+    broken = []
+    used = _used_backends(model, length, hardware, segments=segments, on_mesh=on_mesh)
+    for name in sorted(used & KERNEL_PROBES.keys()):
+        try:
+            KERNEL_PROBES[name]()
+        except Exception as error:  # noqa: BLE001 (compilers raise many types)
+            broken.append((name, short_reason(error)))
+    return dataclasses.replace(hardware, broken_kernels=tuple(broken)) if broken else hardware
+
+
+def _used_backends(
+    model: TransformerConfig, length: int, hardware: Hardware, *, segments: bool, on_mesh: bool
+) -> set[str]:
     """Return the attention backends that layers of the model choose on the hardware."""
-    model, length = experiment.model, experiment.sequence_length
-    on_mesh = experiment.compile == "jit" and hardware.count > 1
     backends: set[str] = set()
     for layer in layer_mixers(model):
         # A mixer that asks for itself, such as a sliding window, is taken for full attention.
@@ -73,23 +98,8 @@ def _used_backends(experiment: Experiment, hardware: Hardware) -> set[str]:
         if num_heads is not None and not isinstance(layer.mixer, AttentionConfig):
             layer = layer._replace(mixer=AttentionConfig(num_heads))
         choice = layer.backend_choice(
-            model, length, hardware=hardware, segments=experiment.has_segments, mesh_known=on_mesh
+            model, length, hardware=hardware, segments=segments, mesh_known=on_mesh
         )
         if choice is not None:
             backends.add(choice.backend)
     return backends
-
-
-def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
-    """Return the hardware with `broken_kernels` set to those that fail to compile.
-
-    Tries only the kernels that the experiment would use: on a CPU, none.
-    """
-    broken = []
-    for name in sorted(_used_backends(experiment, hardware) & KERNEL_PROBES.keys()):
-        try:
-            KERNEL_PROBES[name]()
-        except Exception as error:  # noqa: BLE001 (compilers raise many types)
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            broken.append((name, reason))
-    return dataclasses.replace(hardware, broken_kernels=tuple(broken)) if broken else hardware

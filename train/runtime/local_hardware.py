@@ -1,43 +1,15 @@
-"""The local hardware as a value, the memory of the host, and the compilation cache."""
+"""The local hardware as a value, and the compilation cache."""
 
 import os
-from pathlib import Path
 
-from train.errors import UserError
+import jax
+
+from train.errors import UserError, short_reason
 from train.runtime.xla_flags import guess_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
 
-
-def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Return bytes of the machine's memory, or of a container's limit if that is less.
-
-    Imports no JAX: limits of file sizes depend on it.
-
-    Args:
-      root: Where the system's files are.
-
-    Returns:
-      0 where the system does not say.
-    """
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
-    try:
-        limit = (root / "sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return memory
-    return min(memory, int(limit)) if limit.isdecimal() else memory
-
-
-PLATFORM_NAMES: dict[str, Platform] = {
-    "cpu": "cpu",
-    "tpu": "tpu",
-    "gpu": "gpu",
-    "cuda": "gpu",
-    "rocm": "gpu",
-}
-"""JAX's platform names -> the platforms that this package distinguishes."""
+PLATFORMS: dict[str, Platform] = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu"}
+"""The platforms that this package distinguishes, by JAX's names. All others count as a CPU."""
 
 
 def local_hardware() -> Hardware:
@@ -46,20 +18,16 @@ def local_hardware() -> Hardware:
     Raises:
       UserError: JAX has no device.
     """
-    import jax
-
     set_overlap_flags(guess_platform())
     try:
         device = jax.devices()[0]
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        remedy = "unset JAX_PLATFORMS or set it to a platform that is here"
-        if "in use" in reason:
-            remedy = "end the process that holds it, or wait for it"
         raise UserError(
-            f"devices: JAX has none ({reason}); {remedy}, and see python -m train doctor"
+            f"devices: JAX has none ({short_reason(error)}); unset JAX_PLATFORMS or set it to a "
+            "platform that is here, end a process that holds the devices, and see python -m train "
+            "doctor"
         ) from error
-    platform = PLATFORM_NAMES.get(device.platform, "cpu")
+    platform = PLATFORMS.get(device.platform, "cpu")
     capability = getattr(device, "compute_capability", "")
     return Hardware(platform, device.device_kind, jax.device_count(), str(capability))
 

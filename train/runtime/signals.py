@@ -1,4 +1,4 @@
-"""Handle signals: stop a run with a checkpoint, and deliver Ctrl-C reliably.
+"""Handle signals: stop a run with a checkpoint.
 
 While a run trains, a stop signal asks it to finish its step, save a checkpoint and end
 (`StopRequest`). Before and after training there is nothing to save (`exit_on_stop_signal`).
@@ -8,8 +8,6 @@ import contextlib
 import itertools
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -21,20 +19,14 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """Signals that schedulers and people send to stop a run. SLURM sends USR1 in advance on
 request (`--signal=USR1@60`); SIGHUP comes when the terminal is closed."""
 
-EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that end a process silently by default. SIGINT raises KeyboardInterrupt."""
+INTERRUPTED_EXIT_STATUS = 130
+"""Exit status after Ctrl-C with nothing to save, as of a shell."""
 
 PREEMPTED_EXIT_STATUS = 75
 """Exit status of a run that was stopped and lost nothing (EX_TEMPFAIL): it can be requeued."""
 
 REPEAT_SECONDS = 5.0
 """Seconds in which another SIGTERM or SIGUSR1 is taken for the same request."""
-
-RETRY_SECONDS = 0.5
-"""Seconds after which a lost KeyboardInterrupt is raised again."""
-
-CLEANUP_SECONDS = 10.0
-"""Seconds that an interrupted program has for cleaning up before it is interrupted again."""
 
 # JAX compares these counts between processes. A process makes one request for each step it
 # makes, so the counts of all processes agree, also after a rollback to an earlier step.
@@ -52,16 +44,18 @@ class StopRequest:
     JAX handles SIGTERM itself, so the other signals are turned into a SIGTERM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, trains: bool = True) -> None:
+        """Prepare the request. A process that trains nothing does not start JAX for it."""
+        self._trains = trains
         self._signal_name: str | None = None
         self._repeats_until = 0.0
         self._previous_handlers: dict[int, Any] = {}
         self._is_distributed = False
 
     def __enter__(self) -> Self:
-        import jax  # the command line imports this module before it needs JAX
+        import jax  # `configs` and `completion` import this module, and need no JAX
 
-        self._is_distributed = jax.process_count() > 1
+        self._is_distributed = self._trains and jax.process_count() > 1
         for number in STOP_SIGNALS:
             if self._is_distributed and number == signal.SIGTERM:
                 continue
@@ -114,28 +108,32 @@ class StopRequest:
 
 @contextlib.contextmanager
 def exit_on_stop_signal() -> Iterator[None]:
-    """Inside, end the process with a line on standard error at one of `EXIT_SIGNALS`.
+    """Inside, end the process with a line on standard error at one of `STOP_SIGNALS`.
 
     It covers the time before `StopRequest` is entered and after it is left. There is nothing to
     save: a new run has made no step, and a resumed one has its checkpoints. The exit status is
-    that of a preemption, so that a scheduler starts the job again.
+    that of a preemption, so that a scheduler starts the job again; after Ctrl-C it is 130.
     """
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
+        # Not by an exception: Python drops one that is raised in a callback of the garbage
+        # collector, and C++ code may drop it too, while a run starts and JAX traces. Nor by
+        # `print`, which the handler may interrupt.
         name = signal.Signals(number).name
-        line = (
-            f"stopped by {name} while not training: nothing new to save; the same command starts "
-            "again from the newest checkpoint\n"
-        )
-        # Not by `print`, which is not reentrant: the handler may interrupt a `print`.
+        line = "interrupted\n"
+        if number != signal.SIGINT:
+            line = (
+                f"stopped by {name} while not training: nothing new to save; the same command "
+                "starts again from the newest checkpoint\n"
+            )
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
-        os._exit(PREEMPTED_EXIT_STATUS)
+        os._exit(INTERRUPTED_EXIT_STATUS if number == signal.SIGINT else PREEMPTED_EXIT_STATUS)
 
-    previous_handlers = {}
-    for number in EXIT_SIGNALS:
+    previous_handlers: dict[int, Any] = {}
+    for number in STOP_SIGNALS:
         # Handlers of other libraries, and ignored signals, stay as they are.
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             try:
                 previous_handlers[number] = signal.signal(number, handle)
             except ValueError:
@@ -143,83 +141,5 @@ def exit_on_stop_signal() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def reliable_keyboard_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C always raises KeyboardInterrupt.
-
-    Python raises it wherever the main thread happens to be. In callbacks of the garbage collector
-    and of weak references, Python prints and ignores it; C++ code may drop it or turn it into
-    another error. While a run starts and JAX traces, 11 of 40 interrupts were lost that way. No
-    hook covers these places, so a thread repeats the signal until the exception has arrived. It
-    waits while the program cleans up after a KeyboardInterrupt.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # the shell ignores it, or another library handles it
-        return
-    requested, finished = threading.Event(), threading.Event()
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        requested.set()
-        raise KeyboardInterrupt
-
-    previous_hook = sys.unraisablehook
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        # The lost interrupt is repeated, so that Python's message about it would be wrong.
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            previous_hook(unraisable)
-
-    try:
-        signal.signal(signal.SIGINT, interrupt)
-    except ValueError:  # only the main thread may set handlers, and only there it is raised
-        yield
-        return
-    sys.unraisablehook = hook
-    # Started now and not when the signal comes: the handler may interrupt the start of a thread.
-    repeater = threading.Thread(
-        target=_repeat_interrupt, args=(interrupt, requested, finished), daemon=True
-    )
-    repeater.start()
-    try:
-        yield
-    except Exception as error:
-        if requested.is_set():  # C++ code has turned the interrupt into this error
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # one may still be on its way
-        finished.set()
-        requested.set()
-        repeater.join()
-        sys.unraisablehook = previous_hook
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _repeat_interrupt(
-    handler: object, requested: threading.Event, finished: threading.Event
-) -> None:
-    """Once requested, interrupt the main thread until it ends, but not while it cleans up."""
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None  # it runs
-    requested.wait()
-    cleanup_seconds = CLEANUP_SECONDS
-    while not finished.wait(RETRY_SECONDS):
-        cleanup_seconds -= RETRY_SECONDS
-        if signal.getsignal(signal.SIGINT) is not handler:
-            # `StopRequest` has been entered since: one signal asks the run to stop.
-            signal.pthread_kill(main_thread, signal.SIGINT)
-            return
-        if not _handles_interrupt(main_thread) or cleanup_seconds < 0:
-            signal.pthread_kill(main_thread, signal.SIGINT)
-            cleanup_seconds = CLEANUP_SECONDS
-
-
-def _handles_interrupt(thread: int) -> bool:
-    """Return True while a thread handles a KeyboardInterrupt, in `finally` blocks for example."""
-    current: Any = sys._current_exceptions().get(thread)
-    current = current[1] if isinstance(current, tuple) else current  # a tuple until Python 3.11
-    return isinstance(current, KeyboardInterrupt)
+        for changed, handler in previous_handlers.items():
+            signal.signal(changed, handler)

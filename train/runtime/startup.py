@@ -1,15 +1,8 @@
-"""Set-up of a process before it imports JAX: lenient standard error, huge pages, own packages.
-
-`python -m train` puts the current folder in front of `sys.path`. A `transformer/` or `configs/` of
-the user's own is then imported in place of ours, as is a `train.py`, which even replaces this
-program. The console script `linen-transformer` has no such folder in front.
-"""
+"""Set-up of a process before it imports JAX: lenient standard error, huge pages."""
 
 import contextlib
-import importlib.util
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -62,11 +55,7 @@ def make_stderr_lenient() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # `open` takes the lowest free descriptor, mostly the closed one itself.
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != descriptor:
-                os.dup2(null, descriptor)
-                os.close(null)
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor: this one
     for name in ("stdout", "stderr"):
         if getattr(sys, name, None) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
@@ -75,8 +64,6 @@ def make_stderr_lenient() -> None:
 
 
 TUNABLES_VARIABLE = "GLIBC_TUNABLES"
-
-
 HUGE_PAGES_TUNABLE = "glibc.malloc.hugetlb"
 
 
@@ -90,33 +77,22 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restart_with_huge_pages() -> None:
-    """Restart this program with huge pages, if glibc supports them and they are not set yet.
+    """Restart this program with huge pages, unless they are set already (Linux).
 
     XLA's CPU backend allocates the temporaries of a step with malloc and frees them afterwards.
     Blocks of that size are mapped anew each time: a gigabyte in pages of 4 KiB is a quarter of a
     million page faults a step, a quarter of the time of a small model's step. glibc can request
-    pages of 2 MiB instead (madvise with MADV_HUGEPAGE), but reads this setting, an environment
-    variable, only when a process starts. Hence the program replaces itself once (`execve`): the
-    process keeps its id, arguments and open files, at the cost of a second start of Python.
+    pages of 2 MiB instead (madvise with MADV_HUGEPAGE), from 2.35 on, but reads this setting, an
+    environment variable, only when a process starts. Hence the program replaces itself once
+    (`execve`): the process keeps its id, arguments and open files, at the cost of a second start of
+    Python.
 
     Returns if nothing is to be done. The restarted program returns here too: the variable is then
     set. Call it before anything large is imported.
     """
     environment = with_huge_pages(os.environ)
-    if environment != dict(os.environ) and _supported_by_glibc():
+    if sys.platform == "linux" and environment != dict(os.environ):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-
-
-def _supported_by_glibc() -> bool:
-    """Return True for glibc 2.35 or later, which has the tunable."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        version = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except ValueError:
-        return False
-    match = re.match(r"glibc (\d+)\.(\d+)", version)
-    return match is not None and (int(match[1]), int(match[2])) >= (2, 35)
 
 
 SCRIPT = "linen-transformer"
@@ -126,37 +102,3 @@ SCRIPT = "linen-transformer"
 def program_name() -> str:
     """Return the words that start this program, for messages."""
     return SCRIPT if pathlib.Path(sys.argv[0]).stem == SCRIPT else "python -m train"
-
-
-def foreign_packages() -> dict[str, str]:
-    """Return the files that `import transformer` and `import configs` would find, if not ours."""
-    own_root = pathlib.Path(__file__).resolve().parents[2]
-    foreign = {}
-    for name in ("transformer", "configs"):
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            continue
-        # A folder without `__init__.py` is a namespace package, which has no origin.
-        file = pathlib.Path(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
-        if not file.resolve().is_relative_to(own_root / name):
-            foreign[name] = str(file)
-    return foreign
-
-
-def check_own_packages() -> None:
-    """Report foreign packages in one line on standard error; exit if nothing can work with them.
-
-    Without its `configs` the program has no shipped experiments, and everything else works.
-    """
-    others = foreign_packages()
-    if not others:
-        return
-    is_fatal = "transformer" in others
-    print(
-        f"{'error' if is_fatal else 'note'}: {' and '.join(others.values())}: imported in place of "
-        f"linen-transformer's own {' and '.join(others)}; start {SCRIPT} instead of python -m "
-        "train, or rename it",
-        file=sys.stderr,
-    )
-    if is_fatal:
-        sys.exit(1)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
+from bench.drills.damage import WITHOUT_DATA
 from tests.train.checkpoint.support import abstract, assert_same, make_state, save
-from train.checkpoint import manifest
-from train.checkpoint.commit import commit_checkpoint
-from train.checkpoint.discovery import SearchResult
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import CheckpointManager, SearchResult
+from train.checkpoint.manifest import ManifestHandler, manifest_path
 from train.errors import UserError
 
 
@@ -27,8 +26,9 @@ def test_unreadable_checkpoint_is_a_one_line_error(
     save(tmp_path, state)
     (tmp_path / "1" / file).unlink()
     # Of the files as they are now, as if the damage was there when they were saved.
-    (tmp_path / "1" / "manifest.json").unlink()
-    commit_checkpoint(epath.Path(tmp_path / "1"), {})
+    path = manifest_path(epath.Path(tmp_path / "1"))
+    path.write_text('{"checkpoint": "1", "arrays": []}')
+    ManifestHandler().finalize(path.parent)
     with (
         CheckpointManager(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=rf"/1: cannot be read \({problem}\)") as caught,
@@ -40,16 +40,16 @@ def test_unreadable_checkpoint_is_a_one_line_error(
 def test_old_checkpoint_is_removed_after_the_new_one_counts(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, write = {"w": jnp.ones(3)}, manifest.write_manifest
+    state, finalize = {"w": jnp.ones(3)}, ManifestHandler.finalize
 
-    def look_and_write(folder: epath.Path, files: manifest.FileEntries) -> None:
-        assert {path.name for path in tmp_path.iterdir()} == {"1", "2", "2.unfinished"}
-        write(folder, files)
+    def look_and_finalize(self: ManifestHandler, folder: epath.Path) -> None:
+        assert {path.name for path in tmp_path.iterdir()} == {"1", "2.orbax-checkpoint-tmp"}
+        finalize(self, folder)
 
     with CheckpointManager(tmp_path, keep_last=1) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
-        monkeypatch.setattr(manifest, "write_manifest", look_and_write)
+        monkeypatch.setattr(ManifestHandler, "finalize", look_and_finalize)
         checkpoints.save(2, state, {})
         checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
@@ -81,6 +81,20 @@ def test_modified_checkpoint_is_not_restored(tmp_path: pathlib.Path) -> None:
         with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ differs"):
             checkpoints.restore(3, abstract(state))
         assert_same(checkpoints.restore(1, abstract(state)).state, state)
+
+
+@pytest.mark.parametrize("file", WITHOUT_DATA)
+def test_files_without_data_are_not_needed(file: str, tmp_path: pathlib.Path) -> None:
+    state = make_state()
+    save(tmp_path, state)
+    for damage in (lambda path: path.write_bytes(b"{"), pathlib.Path.unlink):
+        damage(tmp_path / "1" / file)
+        with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
+            assert checkpoints.find_newest_valid() == SearchResult(1, [])
+            assert_same(checkpoints.restore(1, abstract(state)).state, state)
+            checkpoints.save(2, state, {})
+        with CheckpointManager(tmp_path) as checkpoints:
+            checkpoints.set_aside(2, "other")
 
 
 def test_step_that_was_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:

@@ -4,13 +4,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
-from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoint.support import abstract, assert_same, make_state, save
-from train.checkpoint import manifest
-from train.checkpoint.discovery import UNFINISHED_ENDING, list_steps
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
@@ -170,31 +168,27 @@ def test_saving_a_step_twice_raises(tmp_path: pathlib.Path) -> None:
 
 def test_save_deletes_nothing_but_unfinished_checkpoints(tmp_path: pathlib.Path) -> None:
     save(tmp_path, make_state())
-    (tmp_path / "notes").mkdir()
-    for mark in (".unfinished", "notes.unfinished", "7.unfinished"):
-        (tmp_path / mark).touch()
+    for name in ("notes", "damaged-4", "7.orbax-checkpoint-tmp"):
+        (tmp_path / name).mkdir()
     with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
+        assert checkpoints.steps() == [1]
         checkpoints.save(2, make_state(), {})
         checkpoints.wait()
         assert checkpoints.steps() == [1, 2]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"1", "2", "notes", ".unfinished", "notes.unfinished"}
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2", "notes", "damaged-4"}
 
 
-def test_save_is_whole_without_its_mark(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that fails for a moment after the commit does not end the run."""
-    write = manifest.write_manifest
-
-    def write_and_delete_mark(folder: epath.Path, files: manifest.FileEntries) -> None:
-        write(folder, files)
-        (tmp_path / "1.unfinished").unlink()
-
-    monkeypatch.setattr(manifest, "write_manifest", write_and_delete_mark)
-    save(tmp_path, make_state())
-    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.steps() == [1]
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_checkpoint_opens_with_plain_orbax(tmp_path: pathlib.Path) -> None:
+    """As docs/resume.md says."""
+    state = {"params": {"w": jnp.arange(6.0).reshape(2, 3)}, "step": jnp.int32(4)}
+    save(tmp_path, state, step=4)
+    restored = ocp.PyTreeCheckpointer().restore(tmp_path / "4" / "state")
+    assert_same(jax.tree.map(jnp.asarray, restored), state)
+    with ocp.CheckpointManager(tmp_path) as plain:
+        assert plain.all_steps() == [4]
+        arrays = ocp.args.Composite(state=ocp.args.PyTreeRestore())
+        assert_same(jax.tree.map(jnp.asarray, plain.restore(4, args=arrays).state), state)
 
 
 def test_reading_does_not_change_the_folder(tmp_path: pathlib.Path) -> None:
@@ -226,13 +220,3 @@ def test_unsupported_leaves_raise_before_writing(tmp_path: pathlib.Path) -> None
         with pytest.raises(TypeError, match="not JSON serializable"):
             checkpoints.save(1, {"a": jnp.ones(2)}, {"path": tmp_path})
     assert not folder.exists()
-
-
-def test_a_save_that_is_not_finished_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
-    for step in (3, 7, 11):
-        (tmp_path / str(step)).mkdir()
-    for step in (7, 11):
-        (tmp_path / f"{step}{UNFINISHED_ENDING}").touch()
-    # Killed after its manifest was written, and before its mark was deleted.
-    (tmp_path / "11" / manifest.MANIFEST_NAME).touch()
-    assert list_steps(epath.Path(tmp_path)) == [3, 11]

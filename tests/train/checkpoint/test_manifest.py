@@ -1,4 +1,5 @@
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -6,42 +7,54 @@ from etils import epath
 
 from tests.train.object_store import bucket as bucket
 from train.checkpoint import manifest
-from train.checkpoint.discovery import list_steps
-from train.checkpoint.manifest import FileEntry
-from train.checkpoint.retention import delete_checkpoint
+from train.checkpoint.manifest import ManifestHandler, find_manifest_problem, manifest_path
 
-FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
+FILES = {"state/a/b": b"three", "leaves/metadata": b"", "extra/ü": bytes(range(256))}
+
+
+def write(folder: epath.Path) -> epath.Path:
+    """Write a checkpoint of `FILES` with its manifest, as Orbax's items."""
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    (folder / "_CHECKPOINT_METADATA").write_text("{}")  # changed by Orbax after the items
+    item = folder / manifest.MANIFEST_ITEM
+    item.mkdir()
+    (item / "metadata").write_text(json.dumps({"checkpoint": folder.name, "arrays": []}))
+    ManifestHandler().finalize(item)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "check_arrays_complete", lambda folder, arrays: None)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> epath.Path:
-    for name, data in FILES.items():
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-    folder = epath.Path(tmp_path)
-    manifest.write_manifest(folder, manifest.hash_files(folder, manifest.list_files(folder)))
-    return folder
+    return write(epath.Path(tmp_path / "7"))
 
 
 def test_manifest_has_size_and_digest_of_every_file(folder: epath.Path) -> None:
-    actual = manifest.parse_manifest((folder / "manifest.json").read_text())
-    assert actual == {
-        name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
+    assert json.loads(manifest_path(folder).read_text()) == {
+        "checkpoint": "7",
+        "files": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in FILES.items()
+        },
     }
-    assert manifest.find_manifest_problem(folder, "full") is None
-    assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
+    assert find_manifest_problem(folder, "full") is None
 
 
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a/b", b"thre", "a/b has 4 bytes instead of 5"),
-        ("a/b", None, "a/b is missing"),
-        ("manifest.json", None, "has no manifest"),
-        ("manifest.json", b"{}", "manifest.json is damaged"),
-        ("manifest.json", b"\xff", "manifest.json is damaged"),
-        ("manifest.json", b"[" * 100_000, "manifest.json is damaged"),
+        ("state/a/b", b"thre", "state/a/b has 4 bytes instead of 5"),
+        ("state/a/b", None, "state/a/b is missing"),
+        ("manifest/metadata", None, "has no manifest"),
+        ("manifest/metadata", b"{}", "its manifest is damaged"),
+        ("manifest/metadata", b"\xff", "its manifest is damaged"),
+        ("manifest/metadata", b"[" * 100_000, "its manifest is damaged"),
     ],
 )
 def test_wrong_sizes_are_detected_without_reading(
@@ -51,51 +64,46 @@ def test_wrong_sizes_are_detected_without_reading(
     file.unlink()
     if data is not None:
         file.write_bytes(data)
-    assert manifest.find_manifest_problem(folder, "sizes") == why
+    assert find_manifest_problem(folder, "sizes") == why
 
 
 def test_changed_bytes_are_detected_by_digest(
     folder: epath.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "a/b").write_bytes(b"thsee")
-    why = "a/b differs from what was saved"
-    assert manifest.find_manifest_problem(folder, "sizes") is None
-    assert manifest.find_manifest_problem(folder, "full") == why
-    assert manifest.find_manifest_problem(folder, "auto") == why
+    (folder / "state/a/b").write_bytes(b"thsee")
+    why = "state/a/b differs from what was saved"
+    assert find_manifest_problem(folder, "sizes") is None
+    assert find_manifest_problem(folder, "full") == why
+    assert find_manifest_problem(folder, "auto") == why
     monkeypatch.setattr(manifest, "AUTO_VERIFY_BYTES", 260)  # there are 261
-    assert manifest.find_manifest_problem(folder, "auto") is None
+    assert find_manifest_problem(folder, "auto") is None
 
 
 def test_every_flipped_bit_of_the_manifest_is_detected(folder: epath.Path) -> None:
-    path = folder / "manifest.json"
+    path = manifest_path(folder)
     full = path.read_bytes()
     for place in range(len(full)):
         torn = bytearray(full)
         torn[place] ^= 1 << place % 8
         path.write_bytes(torn)
-        assert manifest.find_manifest_problem(folder, "full") is not None
+        assert find_manifest_problem(folder, "full") is not None
 
 
-def test_renamed_checkpoint_raises(folder: epath.Path) -> None:
+def test_renamed_checkpoint_is_detected(folder: epath.Path) -> None:
     moved = folder.rename(folder.parent / "50")
-    assert manifest.find_manifest_problem(moved, "sizes") == (
-        f"is the checkpoint of step {folder.name}, under another name"
+    assert (
+        find_manifest_problem(moved, "sizes") == "is the checkpoint of step 7, under another name"
     )
 
 
+def test_manifest_of_earlier_versions_is_read(folder: epath.Path) -> None:
+    manifest_path(folder).rename(folder / "manifest.json")
+    assert find_manifest_problem(folder, "full") is None
+
+
 def test_manifest_in_an_object_store(folder: epath.Path, bucket: str) -> None:
-    remote = epath.Path(f"{bucket}/checkpoints/1")
-    for name, data in FILES.items():
-        (remote / name).parent.mkdir(parents=True, exist_ok=True)
-        (remote / name).write_bytes(data)
-    manifest.write_manifest(remote, manifest.hash_files(remote, manifest.list_files(remote)))
-    texts = [(each / manifest.MANIFEST_NAME).read_text() for each in (remote, folder)]
-    assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
-    assert manifest.find_manifest_problem(remote, "full") is None
-    (remote / "c").write_bytes(b"more")
-    assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes instead of 0"
-    assert list_steps(remote.parent) == [1]
-    (remote / manifest.MANIFEST_NAME).unlink()
-    assert list_steps(remote.parent) == [1]  # it was complete
-    delete_checkpoint(remote.parent, 1)
-    assert list(remote.parent.iterdir()) == []
+    remote = write(epath.Path(f"{bucket}/checkpoints/7"))
+    assert manifest_path(remote).read_text() == manifest_path(folder).read_text()
+    assert find_manifest_problem(remote, "full") is None
+    (remote / "leaves/metadata").write_bytes(b"more")
+    assert find_manifest_problem(remote, "sizes") == "leaves/metadata has 4 bytes instead of 0"

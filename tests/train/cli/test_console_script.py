@@ -60,26 +60,6 @@ def test_script_ignores_local_packages(folder: Path) -> None:
     assert "run linen-transformer fit quickstart --help" in wrong.stderr
 
 
-def test_shadowed_package_is_a_one_line_error(folder: Path) -> None:
-    (folder / "train.py").unlink()
-    line = ("-m", "train", "fit", "quickstart", "--help")
-    result = run(folder, *line)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    start = f"error: {folder}/transformer/__init__.py and {folder}/configs/__init__.py: imported in"
-    assert result.stderr.startswith(start)
-    safe = run(folder, "-P", *line)
-    assert (safe.returncode, safe.stderr) == (0, "")
-
-
-def test_shadowed_configs_are_named_and_other_verbs_work(folder: Path) -> None:
-    (folder / "configs" / "__init__.py").write_text("")
-    for file in ("train.py", "transformer/__init__.py"):
-        (folder / file).unlink()
-    result = run(folder, "-m", "train", "fit", write_light_config(folder), "--help")
-    assert result.returncode == 0
-    assert result.stderr.startswith(f"note: {folder}/configs/__init__.py: imported in place of")
-
-
 def test_help_of_an_own_config_with_the_script(folder: Path) -> None:
     """The config reads a module beside it."""
     (folder / "helper.py").write_text("STEPS = 2\n")

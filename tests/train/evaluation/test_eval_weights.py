@@ -116,7 +116,7 @@ def test_checkpoint_removed_while_read_is_replaced(
     def remove_then_read(self: CheckpointManager, step: int, part: str, like: Any) -> Any:
         asked.append(step)
         if len(asked) == 1:
-            (directory / "4" / "manifest.json").unlink()
+            (directory / "4" / "manifest/metadata").unlink()
             shutil.rmtree(directory / "4")
         return read(self, step, part, like)
 

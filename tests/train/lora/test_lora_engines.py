@@ -16,13 +16,12 @@ from tests.train.support import (
     tiny,
 )
 from train.assembly import make_engine
-from train.checkpoint.manifest import MANIFEST_NAME
 from train.engines.engine import Engine
 from train.engines.jit_engine import JitEngine
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.parallel.mesh import MeshConfig
 from train.run_folder.base_weights import BASE_KEY, base_digest, check_base
 from train.run_folder.folder import RunFolder
@@ -115,7 +114,7 @@ def test_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: P
 
 
 def test_base_weights_of_another_run_are_refused(tmp_path: Path) -> None:
-    manifest = tmp_path / "base" / "0" / MANIFEST_NAME
+    manifest = tmp_path / "base" / "0" / "manifest" / "metadata"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("digests of one run")
     folder = RunFolder(tmp_path)

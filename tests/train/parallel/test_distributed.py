@@ -1,6 +1,5 @@
 """Several processes on one machine stand in for several hosts."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -19,7 +18,6 @@ from tests.train.support import lines_of, write_config
 from train.errors import UserError
 from train.parallel.distributed import (
     Coordinator,
-    explain_lost_peers,
     find_coordinator,
     initialize_distributed,
 )
@@ -67,9 +65,8 @@ def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     pod = {"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}
-    with pytest.raises(UserError, match=r"cannot find .* install the package kubernetes"):
+    with pytest.raises(UserError, match=r"could not connect .*on every host"):
         initialize_distributed({"JAX_PLATFORMS": "cpu", **pod})
 
 
@@ -113,53 +110,13 @@ def test_gpus_of_a_slurm_task(
     monkeypatch.setattr("jax._src.distributed._jax.get_distributed_runtime_client", connect)
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
     try:
-        with pytest.raises(UserError, match="not all of them connected"):
+        with pytest.raises(UserError, match="could not connect"):
             initialize_distributed(task)
         assert connected == [(environment.get("JAX_COORDINATOR_ADDRESS", "node1:61447"), 1)]
         assert jax.config.read("jax_cuda_visible_devices") == devices
     finally:
         jax.config.update("jax_cuda_visible_devices", "all")
         jax.config.update("jax_rocm_visible_devices", "all")
-
-
-def test_other_errors_are_unchanged() -> None:
-    error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError), explain_lost_peers():
-        raise error  # there is but this process
-
-
-def test_process_0_killed_ends_the_other_with_a_message() -> None:
-    """JAX aborts it, because the coordination service ended with process 0."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    wait = (
-        "import sys, time; from train.parallel.distributed import initialize_distributed;"
-        "initialize_distributed(); print(); sys.stdout.flush();"
-    )
-    both = []
-    for index in ("0", "1"):
-        meet = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-        both.append(
-            subprocess.Popen(
-                [sys.executable, "-c", f"{wait} time.sleep(100)"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parents[3],
-                env={**os.environ, **meet, "JAX_PROCESS_ID": index},
-            )
-        )
-    for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "\n"
-    first, other = both
-    first.kill()
-    first.communicate()
-    _, said = other.communicate(timeout=60)
-    assert other.returncode != 0
-    assert "error: hosts: this process was" in said.splitlines()[-1]
-    assert "start all of them again" in said.splitlines()[-1]
 
 
 class Hosts:
@@ -214,6 +171,42 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         process.communicate()
 
 
+LOST = """
+import os, signal, sys
+from train.parallel.distributed import exit_process, initialize_distributed
+
+initialize_distributed()
+import jax
+from jax.experimental import multihost_utils
+
+multihost_utils.sync_global_devices("started")
+if jax.process_index() == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else exit_process(1)
+multihost_utils.broadcast_one_to_all(jax.numpy.ones(3))  # waits for the other process
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_lost_process_ends_the_other(lost: int, how: str) -> None:
+    """At once if a collective breaks, else after the minute of JAX's heartbeats."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOST, str(lost), how],
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, **TWO, "JAX_COORDINATOR_ADDRESS": address, "JAX_PROCESS_ID": index},
+        )
+        for index in ("0", "1")
+    ]
+    ended = [process.communicate(timeout=150)[1] for process in both]
+    assert all(process.returncode for process in both), ended
+
+
 @pytest.mark.nightly
 def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> None:
     """With a schedule that does not depend on the number of steps."""
@@ -224,11 +217,8 @@ def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> 
     *others, killed = hosts.ends(timeout=120)
     assert killed[0] == -signal.SIGKILL
     for status, said in others:
-        # gloo aborts a process whose peer was killed within a message (seen on busy machines).
+        # The error of a collective, or JAX's abort after a minute without heartbeats.
         assert status in (1, -signal.SIGABRT), said
-        assert "error: hosts: " in said
-        assert "start all of them again" in said
-        assert "Traceback" not in said
 
     last = max(finished_steps(tmp_path / "run" / "checkpoints")) + 3
     hosts.start(2, *every, "--steps", str(last), devices=2)
@@ -246,7 +236,7 @@ def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> 
 
 def finished_steps(folder: Path) -> list[int]:
     """Return the steps of committed checkpoints."""
-    return [int(each.parent.name) for each in folder.glob("[0-9]*/manifest.json")]
+    return [int(each.name) for each in folder.glob("[0-9]*") if each.name.isdecimal()]
 
 
 def wait_until(condition: Any, seconds: float = 300) -> None:

@@ -18,7 +18,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.rollback import Rollback, RollbackManager, RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
@@ -135,7 +135,7 @@ def test_rollback_passes_over_a_damaged_checkpoint(
 
     def damage_and_record(self: RollbackManager, *given: Any) -> Rollback:
         for step in (8, 16):
-            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest.json").unlink(True)
+            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest/metadata").unlink(True)
         return record(self, *given)
 
     monkeypatch.setattr(RollbackManager, "record_rollback", damage_and_record)

@@ -13,7 +13,6 @@ from tests.train.support import light_compiler as light_compiler
 from train.data.bitext import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
-from train.runtime.backend_probes import mark_broken_kernels
 from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
@@ -38,6 +37,16 @@ def without_dropout(folder: Path) -> Experiment:
         d_model=16, num_layers=1, layer_pattern=(block,), pad_vocab_to_multiple=32
     )
     return dataclasses.replace(experiment, model=model)
+
+
+def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
+    return backend_probes.mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
 
 
 def fail() -> None:

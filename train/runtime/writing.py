@@ -1,18 +1,13 @@
-"""Write the files of a run: whole files atomically, logs by appending to them."""
-
-from __future__ import annotations
+"""Write files, local and remote, so that readers see the old or the new content."""
 
 import contextlib
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from train.errors import UserError
-
-if TYPE_CHECKING:
-    from train.files import AnyPath
+from train.errors import UserError, short_reason
+from train.files import AnyPath
 
 
 def is_local(path: AnyPath) -> bool:
@@ -26,15 +21,11 @@ def explain_write_errors(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = error.strerror or short_reason(error)
         raise UserError(
-            f"{path}: cannot be written ({_os_error_reason(error)}); "
+            f"{path}: cannot be written ({reason}); "
             "make room there, check its permissions, or give another --workdir"
         ) from error
-
-
-def _os_error_reason(error: OSError) -> str:
-    """Return the operating system's description of an error, on one line."""
-    return error.strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def write_atomically(path: AnyPath, data: str | bytes) -> None:
@@ -43,25 +34,21 @@ def write_atomically(path: AnyPath, data: str | bytes) -> None:
     Raises:
       UserError: The file cannot be written; the old content is intact.
     """
+    content = data.encode() if isinstance(data, str) else data
     with explain_write_errors(path):
-        replace_atomically(path, data.encode() if isinstance(data, str) else data)
-
-
-def replace_atomically(path: AnyPath, data: bytes) -> None:
-    """Write a whole file as `write_atomically` does, but raise OSError."""
-    if not isinstance(path, pathlib.Path):
-        path.write_bytes(data)  # an object store shows a file only once it is complete
-        return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            # Without it, a power failure after the rename can leave an empty file.
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if not isinstance(path, pathlib.Path):
+            path.write_bytes(content)  # an object store shows a file only once it is complete
+            return
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                # Without it, a power failure after the rename can leave an empty file.
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def set_aside_file(path: AnyPath, suffix: str) -> AnyPath | None:

@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from train.errors import UserError
-from train.run_folder.writing import write_atomically
+from train.runtime.writing import write_atomically
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: pathlib.Path) -> None:

@@ -2,13 +2,13 @@
 
 State and batch are exact. What a step has besides is
 
-    residuals + gradients + 2/3 layer + a logits + b gathered layer + c output gradient:
+    r residuals + gradients + 2/3 layer + a logits + b gathered layer + c output gradient:
 
 the arrays saved for the backward pass, the gradients in float32 (twice while microbatches
 accumulate), the residuals of one layer while it is recomputed, the float32 logits of one chunk of
 the loss, the weights of a layer in the compute dtype, which `fsdp` gathers, and the float32
-gradient of the output matrix, which chunks sum without shards of `fsdp`. The fraction of a layer
-and a to c are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
+gradient of the output matrix, which chunks sum without shards of `fsdp`. The fraction of a layer,
+r and a to c are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -21,8 +21,9 @@ from transformer.models.stack import RematPolicy
 
 
 class Coefficients(NamedTuple):
-    """Bytes that compilers reserve per byte of a term; residuals and gradients count once."""
+    """Bytes that compilers reserve per byte of a term; gradients count once."""
 
+    residuals: float
     layer: float
     logits: float
     gathered_layer: float
@@ -31,9 +32,9 @@ class Coefficients(NamedTuple):
 
 
 COEFFICIENTS: dict[Platform, Coefficients] = {
-    "cpu": Coefficients(layer=2 / 3, logits=0.5, gathered_layer=0.0, output_gradient=0.0),
-    "tpu": Coefficients(layer=2 / 3, logits=0.5, gathered_layer=2.0, output_gradient=0.0),
-    "gpu": Coefficients(layer=2 / 3, logits=0.9, gathered_layer=0.0, output_gradient=2.0),
+    "cpu": Coefficients(1.0, layer=2 / 3, logits=0.5, gathered_layer=0.0, output_gradient=0.0),
+    "tpu": Coefficients(0.97, layer=2 / 3, logits=0.5, gathered_layer=2.0, output_gradient=0.0),
+    "gpu": Coefficients(1.0, layer=2 / 3, logits=0.9, gathered_layer=0.0, output_gradient=2.0),
 }
 """By platform. Those of a CPU are taken from TPUs; none is fitted to it."""
 

@@ -162,8 +162,9 @@ def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECON
         except UserError:
             refused = True
         except SystemExit as stop:
-            if stop.code:  # without an argument the command is --help
+            if stop.code not in (0, 2):  # --help, and what tyro refuses
                 raise
+            refused = stop.code == 2
     assert [path.name for path in root.iterdir()] == ["folder"], "there is a file outside"
     return refused
 

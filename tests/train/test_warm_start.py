@@ -30,14 +30,14 @@ from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import local_hardware
 from train.state import EmaConfig
 from train.telemetry.event_log import EventLog
-from train.warm_start import (
+from train.warm_start.sources import (
     VOCABULARY_TABLES,
     WarmStart,
     WarmStartReport,

@@ -148,7 +148,7 @@ class Draft:
             if value is dataclasses.MISSING:
                 value = tyro.MISSING
             path = "" if field.name == "experiment" else draft.path_of(field.name)
-            is_common = Mark.COMMON in marks[field.name]
+            is_common = Mark.COMMON in marks.get(field.name, ())
             draft.values[field.name] = _drafted(value, hints[field.name], path, is_common)
         return draft
 
@@ -207,11 +207,13 @@ def _drafted(value: Any, hint: Any, path: str, is_common: bool = False) -> Any:
     kinds = dict(classes_by_kind(hint))
     if kinds and types.NoneType in get_args(hint):
         kinds["None"] = types.NoneType
-    is_part = dataclasses.is_dataclass(value) and not isinstance(value, Precision)
-    if is_part or (value is None and kinds):
-        values = {} if value is None else vars(value)
-        return Draft.of(type(value), values, path=path, kinds=kinds, is_common=is_common)
-    return value
+    place = {"path": path, "kinds": kinds, "is_common": is_common}
+    if value is None and kinds:
+        return Draft.of(types.NoneType, {}, **place)
+    if not dataclasses.is_dataclass(value) or isinstance(value, Precision):
+        return value
+    values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return Draft.of(type(value), values, **place)
 
 
 # ---- What tyro asks ----
@@ -224,8 +226,8 @@ def _requested_help(arguments: Sequence[str], draft: Draft) -> tuple[Sequence[st
     index = next((i for i, each in enumerate(arguments) if each in HELP_FLAGS), None)
     if index is None:
         return arguments, lambda path, is_common: True
-    part = "".join(arguments[index + 1 : index + 2]).removeprefix("--").replace("-", "_")
-    if not part:
+    part = "".join(arguments[index + 1 : index + 2]).replace("-", "_")
+    if not part or part.startswith("_") or "experiment" not in draft.values:
         return ["--help"], lambda path, is_common: is_common
     known = list(draft.settings())
     if not any(is_within(path, part) for path in known):
@@ -288,7 +290,7 @@ def _draft_fields(info: StructTypeInfo, is_shown: IsShown) -> Iterator[StructFie
         elif isinstance(value, Draft):
             hint = Draft
         else:
-            is_common = is_top or Mark.COMMON in marks[field.name]
+            is_common = is_top or Mark.COMMON in marks.get(field.name, ())
             hint = draft.kind_hint if field.name == "kind" and draft.kinds else hint
             hint = _shown_if(is_shown(draft.path_of(field.name), is_common), hint)
         text = functools.partial(_one_paragraph, field.helptext)

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from train.config.resolve import resolve_precision
-from train.data.files import expand_path
 from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.batch_shapes import max_batch_shape
 from train.estimate.chips import Chip, PublishedRun
@@ -24,6 +23,7 @@ from train.estimate.search import RankedCandidate, own_candidate, search_candida
 from train.estimate.tables import format_bytes, format_count, memory_table, new_table
 from train.estimate.target import Target, require_compiler
 from train.experiment import Experiment
+from train.files import expand_path
 from train.runtime.stages import stage
 from train.runtime.startup import program_name
 

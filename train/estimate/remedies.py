@@ -19,7 +19,7 @@ from train.estimate.search import RankedCandidate, own_candidate, search_candida
 from train.estimate.tables import format_bytes
 from train.estimate.target import Target, local_target
 from train.experiment import Experiment
-from train.runtime.local_hardware import host_memory_bytes
+from train.runtime.host import host_memory_bytes
 from transformer.precision import POLICIES, Precision
 
 

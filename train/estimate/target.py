@@ -16,7 +16,8 @@ from jax.experimental import topologies
 
 from train.errors import UsageError, UserError
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
-from train.runtime.local_hardware import host_memory_bytes, local_hardware
+from train.runtime.host import host_memory_bytes
+from train.runtime.local_hardware import local_hardware
 from train.runtime.xla_flags import guess_platform
 from transformer.hardware import Hardware
 from transformer.precision import DType

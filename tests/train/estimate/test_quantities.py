@@ -7,7 +7,7 @@ import pytest
 from tests.train.support import LENGTH, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_engine
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.errors import UsageError
 from train.estimate.compile import bytes_per_device
 from train.estimate.quantities import StateShapes, trace_residuals

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TextDataConfig
-from train.data.example_configs import BitextDataConfig
 from train.estimate.describe import Description, describe
 from train.experiment import Experiment
 from train.tasks.translation import Translation

@@ -1,13 +1,12 @@
 """Hugging Face models as runs: `import_model` makes a run folder.
 
 It adds to what `transformer.interop` reads what a run has beside its model: a tokenizer, labels,
-settings of its task and data, a checkpoint. `train.huggingface_export` has the other direction.
+settings of its task and data, a checkpoint. `huggingface_export` has the other direction.
 """
 
 import contextlib
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,16 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from train.checkpoint.manager import CheckpointManager
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.start import adapter_settings, read_run_adapter
 from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
@@ -40,6 +37,7 @@ from train.tasks.masked_language_modeling import MaskedLanguageModeling
 from train.tasks.task import TaskConfig
 from train.tasks.translation import Translation
 from train.telemetry.event_log import EventLog
+from train.warm_start.lora_start import adapter_settings, read_run_adapter
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.precision import Precision
@@ -104,7 +102,7 @@ def import_model(
     try:
         _import_into(folder, source, data_path, precision, adapter)
     except BaseException:
-        shutil.rmtree(folder.path)
+        epath.Path(folder.path).rmtree()
         raise
     return folder
 

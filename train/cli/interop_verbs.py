@@ -8,12 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.parsing import (
-    JsonArguments,
-    Workdir,
-    parse,
-    print_json,
-)
+from train.cli.parsing import JsonArguments, Workdir, parse, print_json
 from train.dpo_reference import add_reference
 from train.huggingface import import_model
 from train.huggingface_export import Weights, export_run

@@ -212,9 +212,11 @@ def test_name_of_a_config_suggests_its_run(
     assert "did you mean runs/gpt2-medium?" in result.error
 
 
-def test_debug_shows_a_traceback() -> None:
-    with pytest.raises(UsageError, match="config gpt9"):
-        main(["fit", "gpt9", "--debug"])
+def test_debug_shows_a_traceback(capsys: Capture) -> None:
+    result = command(capsys, "fit", "gpt9", "--debug")
+    assert result.status == 1
+    assert result.error.startswith("Traceback")
+    assert "UsageError: config gpt9" in result.error
 
 
 def test_errors_are_one_line(capsys: Capture) -> None:

@@ -27,9 +27,8 @@ from rich.table import Table
 
 from train.assembly import make_task
 from train.config.experiment_files import find_experiment
-from train.data.bitext import SentencePair, read_sentence_pairs
-from train.data.example_configs import BitextDataConfig, TokenLabelDataConfig
-from train.data.token_labels import read_tagged_sentences
+from train.data.bitext import BitextDataConfig, SentencePair, read_sentence_pairs
+from train.data.token_labels import TokenLabelDataConfig, read_tagged_sentences
 from train.errors import UserError
 from train.experiment import Experiment
 from train.tasks.metrics import sacre_bleu
@@ -253,7 +252,7 @@ def tagging(experiment: Experiment) -> Scores:
     assert isinstance(config, TokenLabelDataConfig)
     splits = read_tagged_sentences(config)
     words = {
-        name: [(word.text, word.tag) for sentence in sentences for word in sentence.words]
+        name: [(word.text, word.tag) for sentence in sentences for word in sentence]
         for name, sentences in splits.items()
     }
     model = MostFrequentTag(words["train"])

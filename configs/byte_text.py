@@ -16,7 +16,7 @@ import dataclasses
 from configs.listops import ARENA, SMALL, variant_experiments
 from configs.sst2 import SENTENCES
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -18,7 +18,7 @@ The model of `graphs` attends only along edges, so that three layers reach nodes
 
 import dataclasses
 
-from train.data.example_configs import FeatureDataConfig
+from train.data.features import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -10,7 +10,7 @@ import dataclasses
 
 from configs.instruct import EXPERIMENTS as INSTRUCT
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import PreferenceDataConfig
+from train.data.preferences import PreferenceDataConfig
 from train.engines.lora import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.tasks.preference import PreferenceOptimization

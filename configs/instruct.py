@@ -10,8 +10,8 @@ The data are conversations in JSON lines; the loss counts the tokens of the answ
 import dataclasses
 
 from configs.quickstart import EXPERIMENTS as QUICKSTART
+from train.data.conversations import ConversationDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ConversationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from train.data.example_configs import ListOpsDataConfig
+from train.data.listops import ListOpsDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -11,8 +11,8 @@ averaged.
 
 import dataclasses
 
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig

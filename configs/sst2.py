@@ -21,7 +21,7 @@ import dataclasses
 
 from configs.trec import EXPERIMENTS as TREC
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
 from train.tasks.classification import Classification
 

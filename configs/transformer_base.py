@@ -9,8 +9,8 @@ after the last layer, as in the authors' own code.
 
 import dataclasses
 
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig

@@ -12,7 +12,7 @@ vectors (`--init-from FILE`, which `python -m bench.word_vectors --save FILE` tr
 import dataclasses
 
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

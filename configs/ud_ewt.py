@@ -13,7 +13,7 @@ nearby words sooner than attention does; `ud_ewt:attention` has three layers of 
 import dataclasses
 
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import TokenLabelDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig

@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 
 import train
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.run import sample
 from train.tasks.array_task import ArrayTask
 from train.tasks.task import Metric, TaskConfig

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from train.config.experiment_files import find_experiment
+    from train.data.bitext import BitextDataConfig
+    from train.data.conversations import ConversationDataConfig
     from train.data.data_config import TextDataConfig, TokenizerConfig
-    from train.data.example_configs import (
-        BitextDataConfig,
-        ClassificationDataConfig,
-        ConversationDataConfig,
-        FeatureDataConfig,
-        ListOpsDataConfig,
-        PreferenceDataConfig,
-        TokenLabelDataConfig,
-    )
+    from train.data.features import FeatureDataConfig
+    from train.data.listops import ListOpsDataConfig
+    from train.data.preferences import PreferenceDataConfig
+    from train.data.text_labels import ClassificationDataConfig
+    from train.data.token_labels import TokenLabelDataConfig
     from train.engines.lora import LoRAConfig
     from train.errors import UserError
     from train.experiment import Experiment
@@ -36,24 +34,24 @@ if TYPE_CHECKING:
     from train.tasks.translation import Translation
 
 _MODULES = {
-    "BitextDataConfig": "data.example_configs",
+    "BitextDataConfig": "data.bitext",
     "Classification": "tasks.classification",
-    "ClassificationDataConfig": "data.example_configs",
-    "ConversationDataConfig": "data.example_configs",
+    "ClassificationDataConfig": "data.text_labels",
+    "ConversationDataConfig": "data.conversations",
     "Experiment": "experiment",
     "FeatureClassification": "tasks.feature_classification",
-    "FeatureDataConfig": "data.example_configs",
+    "FeatureDataConfig": "data.features",
     "InstructionTuning": "tasks.instruction",
     "LanguageModeling": "tasks.language_modeling",
-    "ListOpsDataConfig": "data.example_configs",
+    "ListOpsDataConfig": "data.listops",
     "LoRAConfig": "engines.lora",
     "MaskedLanguageModeling": "tasks.masked_language_modeling",
-    "PreferenceDataConfig": "data.example_configs",
+    "PreferenceDataConfig": "data.preferences",
     "PreferenceOptimization": "tasks.preference",
     "Run": "run",
     "Tagging": "tasks.classification",
     "TextDataConfig": "data.data_config",
-    "TokenLabelDataConfig": "data.example_configs",
+    "TokenLabelDataConfig": "data.token_labels",
     "TokenizerConfig": "data.data_config",
     "Translation": "tasks.translation",
     "UserError": "errors",

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.data.held_data import PythonData
 from train.data.python_data import hold_data
 from train.engines.engine import Engine, TrainingConfig

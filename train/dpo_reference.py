@@ -14,8 +14,7 @@ import numpy as np
 
 from train.data.chat_template import ChatTemplate
 from train.data.conversations import with_template
-from train.data.example_configs import PreferenceDataConfig
-from train.data.preferences import encode_split, parse_pair
+from train.data.preferences import PreferenceDataConfig, encode_split, parse_pair
 from train.data.rows import read_rows
 from train.errors import UserError
 from train.run import load
@@ -67,7 +66,7 @@ def add_reference(
     template = ChatTemplate.of_tokenizer(tokenizer)
     notes: list[str] = []
     split = encode_split("pairs", pairs, tokenizer, template, max_length // 2, notes)
-    if len(split.tokens) != len(pairs):
+    if len(split.reference) != len(pairs):
         raise UserError(f"{pairs_path}: {notes[-1]}; leave such pairs out, or raise --max-length")
     score = jax.jit(functools.partial(pair_log_likelihoods, model))
     length = int(split.lengths.max())

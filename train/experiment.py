@@ -15,11 +15,12 @@ from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.settings import Settings
 from train.state import EmaConfig, LossScaleConfig
 from train.tasks.language_modeling import LanguageModeling
 from train.tasks.task import TaskConfig
+from train.telemetry.trackers import TrackingConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.config import TransformerConfig
 from transformer.validation import (
@@ -97,27 +98,6 @@ class CheckpointConfig(Settings, part="checkpoint"):
     verify: Literal["auto", "sizes", "full"] = "auto"
     """Check against the manifest before a checkpoint is restored. sizes: file sizes. full: sizes
     and SHA-256 digests. auto: full for checkpoints of at most 4 GiB, else sizes."""
-
-
-TrackerName = Literal["wandb", "mlflow"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TrackingConfig(Settings, part="tracking"):
-    """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
-
-    trackers: tuple[TrackerName, ...] = ()
-    """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of the same name, and reads
-    server and account from its own environment variables. Empty: none."""
-    project: str = "linen-transformer"
-    """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(set(self.trackers)) < len(self.trackers):
-            raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
-        if not self.project:
-            raise UsageError("tracking.project: is empty; give a name")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from train.assembly import with_python_data
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.errors import UserError
+from train.estimate.remedies import suggest_remedies
 from train.experiment import Experiment
 from train.loop import TrainingLoop
 from train.run import Run
@@ -23,7 +24,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.lock import lock_run_folder
 from train.run_setup import RunSetup
 from train.runtime.local_hardware import enable_compilation_cache, local_hardware
-from train.runtime.oom import explain_oom, suggest_remedies
+from train.runtime.oom import explain_oom
 from train.runtime.progress import ProgressBar
 from train.runtime.stages import show_stages
 from train.telemetry.goodput import ActivityTimer

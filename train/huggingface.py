@@ -7,7 +7,6 @@ settings of its task and data, a checkpoint. `train.huggingface_export` has the 
 import contextlib
 import dataclasses
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from train.checkpoint.manager import CheckpointManager
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
@@ -104,7 +102,7 @@ def import_model(
     try:
         _import_into(folder, source, data_path, precision, adapter)
     except BaseException:
-        shutil.rmtree(folder.path)
+        epath.Path(folder.path).rmtree()
         raise
     return folder
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
+from train.config.io import flatten_experiment
 from train.data.batches import prefetch
 from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
@@ -33,12 +34,12 @@ from train.run_folder.run_config import read_final_metrics
 from train.run_setup import RunSetup
 from train.runtime.signals import PreemptedError, StopRequest
 from train.runtime.stages import Stage, stage
+from train.start_messages import print_finished
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
 from train.telemetry.reporter import Reporter
-from train.telemetry.start_messages import print_finished
 
 EVALUATED_BY = ("evaluation.", "early_stopping.", "checkpoint.keep_best")
 """Prefixes of the settings that decide which weights a finished run is evaluated with, and how."""
@@ -86,10 +87,13 @@ class TrainingLoop:
             if is_main_process:
                 self.setup.write_run_files()
             reporter = Reporter(
-                self.setup.folder,
-                self.experiment,
+                self.setup.folder.path,
                 self.timer,
+                name=self.experiment.name,
+                steps=self.experiment.steps,
                 initial_step=step,
+                tracking=self.experiment.tracking,
+                settings=flatten_experiment(self.experiment),
                 is_main_process=is_main_process,
                 quiet=self.quiet,
             )
@@ -128,7 +132,7 @@ class TrainingLoop:
         """Return a stage for `restore_or_init`, with the time that it took before."""
         if not checkpoints.steps():
             return stage("initializing the weights")
-        seconds = previous_resume_seconds(self.setup.folder)
+        seconds = previous_resume_seconds(self.setup.folder.time_log)
         return stage("restoring the newest checkpoint", expected_seconds=seconds)
 
     def train_with_rollbacks(self, state: TrainState, step: int, session: _Session) -> TrainState:
@@ -160,10 +164,12 @@ class TrainingLoop:
         checkpoints, reporter, stop_request = session
         monitor = AnomalyMonitor(experiment.recovery, reporter)
         expected = reporter.previous_compile_seconds
-        profiled = experiment.profiled_steps, self.setup.folder, start_step, reporter.print_message
+        traces, show = self.setup.folder.profile, reporter.print_message
         with (
             contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches,
-            profile_steps(engine.step, *profiled) as train_step,
+            profile_steps(
+                engine.step, experiment.profiled_steps, traces, start_step, show
+            ) as train_step,
         ):
             for step in range(start_step + 1, experiment.steps + 1):
                 if self.lock is not None:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,17 +21,16 @@ from jax.experimental import multihost_utils
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.retention import RetentionPolicy
-from train.data.files import AnyPath
 from train.errors import UserError, as_damaged, as_user_error
 from train.experiment import CheckpointConfig, Experiment
-from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
-from train.recovery.recovery_config import RecoveryConfig
+from train.files import AnyPath
+from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.run_folder.folder import RunFolder
 from train.runtime.writing import write_atomically
 from train.state import TrainState
 from train.step import Metrics
 from train.telemetry.reporter import Reporter
-from transformer.validation import MAX_INTEGER
+from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,30 +129,27 @@ def describe_anomaly(metrics: Mapping[str, float]) -> str:
 ROLLBACK_COUNT_KEY = "rollbacks"
 """Key in a checkpoint's metadata: number of rollbacks before it was saved."""
 
-MIN_VALUES = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "attempts": 1}
-"""Smallest valid value of each integer field of a rollback."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Rollback:
+class Rollback(Settings):
     """One rollback. The field names are those of `recovery.json` and of the event log."""
 
-    first: int
+    first: PositiveInt
     """First anomalous step."""
-    step: int
+    step: PositiveInt
     """Step at which the rollback was decided."""
-    checkpoint: int
+    checkpoint: NonNegativeInt
     """Step of the checkpoint to restore; 0: the initial state."""
-    cursor: int
+    cursor: NonNegativeInt
     """Batch to continue with."""
-    rate: float
+    rate: Annotated[float, Bounds(maximum=1, above=0)]
     """Factor on the learning rate from then on."""
-    attempts: int
+    attempts: PositiveInt
     """Rollbacks for this anomaly, this one included."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RollbackRecord:
+class RollbackRecord(Settings):
     """Content of `recovery.json`."""
 
     rollbacks: tuple[Rollback, ...] = ()
@@ -190,27 +186,9 @@ class RollbackRecord:
             plain = json.loads(data.decode())
             # Exactly these fields: a record of another version, or half of one, is refused and not
             # guessed.
-            if not isinstance(plain, dict) or plain.keys() != {"rollbacks", "cleared"}:
-                raise ValueError("it has other fields than rollbacks and cleared")
-            if not isinstance(plain["rollbacks"], list) or not isinstance(plain["cleared"], bool):
-                raise ValueError("rollbacks is not a list, or cleared not a boolean")
-            return cls(tuple(map(_parse_rollback, plain["rollbacks"])), plain["cleared"])
-
-
-def _parse_rollback(plain: Any) -> Rollback:
-    """Return one rollback (TypeError or ValueError: a field is missing or out of range)."""
-    if not isinstance(plain, dict):
-        raise TypeError("a rollback is not an object")
-    # The record may have been edited, and its numbers become array values: check every one.
-    rollback = Rollback(**plain)
-    for name, least in MIN_VALUES.items():
-        value = getattr(rollback, name)
-        if type(value) is not int or not least <= value <= MAX_INTEGER:
-            raise ValueError(f"{name} is not an integer from {least} to {MAX_INTEGER}")
-    # `type`, not `isinstance`: JSON's true is an integer for Python.
-    if type(rollback.rate) not in (int, float) or not 0 < rollback.rate <= 1:
-        raise ValueError("rate is not a number in (0, 1]")
-    return rollback
+            if plain.keys() != {"rollbacks", "cleared"} or not isinstance(plain["rollbacks"], list):
+                raise ValueError("it has other fields than a list of rollbacks and cleared")
+            return cls(tuple(Rollback(**each) for each in plain["rollbacks"]), plain["cleared"])
 
 
 def wait_for_all_processes() -> None:

@@ -17,6 +17,7 @@ from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
+from train.estimate.remedies import check_minimum_memory
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
@@ -36,12 +37,11 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.oom import check_minimum_memory
 from train.runtime.writing import set_aside_file
+from train.start_messages import log_start, log_warm_start
 from train.state import TrainState
 from train.tasks.task import Task
 from train.telemetry.reporter import Reporter
-from train.telemetry.start_messages import log_start, log_warm_start
 from train.warm_start import (
     PYTHON_SOURCE,
     WarmStartReport,

@@ -9,8 +9,7 @@ import optax
 from flax import struct
 
 from train.errors import UsageError
-from train.recovery.detector import AnomalyDetector
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import AnomalyDetector, RecoveryConfig
 from train.settings import Settings
 from transformer.lora import LoRALayout
 from transformer.models.model import Model

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from train.optim.optimizer import tree_where
-from train.recovery.detector import MONITORED_METRICS, detect_anomaly
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
 from train.state import LossScaleConfig, TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 

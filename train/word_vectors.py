@@ -13,10 +13,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from train.data.files import TextFile, expand_path
+from train.data.files import TextFile
 from train.data.rows import open_decompressed, plain_name
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.files import expand_path
 
 
 class WordVectors(NamedTuple):

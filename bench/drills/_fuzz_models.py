@@ -15,7 +15,7 @@ from train.config.io import (
     flatten_experiment,
     flatten_fields,
 )
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.experiment import Experiment
 
 BASES = (

@@ -11,7 +11,7 @@ from bench.drills._fuzz_models import kind_options, put
 from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.errors import UserError
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.experiment import Experiment
 
 INTEGERS = (-(2**63), -1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40)

@@ -20,19 +20,14 @@ from bench.drills import _fuzz_targets
 from bench.drills._fuzz_numbers import Case, Use, numbers
 from train.cli.main import main as command
 from train.config.experiment_files import find_experiment
-from train.data.bitext import prepare_bitext
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
-from train.data.text_labels import prepare_classification
-from train.data.token_labels import prepare_token_labels
+from train.data.text_labels import ClassificationDataConfig, prepare_classification
+from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.estimate.expected_time import load_prices
+from train.estimate.plan import load_prices
 from train.run_folder.folder import RunFolder
 
 OTHERS: tuple[Any, ...] = (

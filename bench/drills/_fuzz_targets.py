@@ -16,20 +16,15 @@ from train.cli.config_verbs import FitArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_to_dict, flatten_experiment
-from train.data.bitext import prepare_bitext
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
-from train.data.text_labels import prepare_classification
-from train.data.token_labels import prepare_token_labels
+from train.data.text_labels import ClassificationDataConfig, prepare_classification
+from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import (
@@ -38,14 +33,6 @@ from train.run_folder.run_config import (
     read_final_metrics,
     read_labels,
 )
-from train.telemetry.goodput import (
-    ActivityTimer,
-    TimeLog,
-    format_goodput,
-    last_recorded_step,
-    read_time_records,
-)
-from train.telemetry.loss_plot import plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
 from transformer.hardware import Hardware
 
@@ -88,15 +75,12 @@ def run_folder(scratch: pathlib.Path) -> list[Target]:
     events = [{"time": "t", "event": "finished", "step": 3, "loss": 1.5}]
     one = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "attempts": 1}
     rollbacks = [{"rollbacks": [], "cleared": True}, {"rollbacks": [one], "cleared": False}]
-    times = [{"began": 1.0, "now": 9.0 + n, "step": n, "seconds": {"step": 2.5}} for n in range(3)]
     return [
         Target("config.json", _config, [json.dumps(config).encode()], weight=20),
         Target("labels.json", _labels, [b'["a", "b"]']),
         Target("metrics.jsonl", _metrics, [_lines(metrics)]),
-        Target("metrics.jsonl, drawn", _drawn, [_lines(metrics)], weight=1),
         Target("logbook.jsonl", _logbook, [_lines(events)]),
         Target("recovery.json", _recovery, [json.dumps(each).encode() for each in rollbacks]),
-        Target("time.jsonl", _times, [_lines(times)]),
         _checkpoint(scratch),
     ]
 
@@ -119,14 +103,9 @@ def _labels(folder: pathlib.Path, data: bytes) -> None:
 
 def _metrics(folder: pathlib.Path, data: bytes) -> None:
     (folder / "metrics.jsonl").write_bytes(data)
-    with MetricsLog(RunFolder(folder)) as log:
+    with MetricsLog(folder / "metrics.jsonl", folder / "tensorboard") as log:
         log.set_aside_after(2)
     read_metrics(folder / "metrics.jsonl")
-
-
-def _drawn(folder: pathlib.Path, data: bytes) -> None:
-    (folder / "metrics.jsonl").write_bytes(data)
-    plot_losses(read_metrics(folder / "metrics.jsonl"), folder / "loss.png", {})
 
 
 def _logbook(folder: pathlib.Path, data: bytes) -> None:
@@ -141,15 +120,6 @@ def _recovery(folder: pathlib.Path, data: bytes) -> None:
         np.int32(each.cursor), np.float32(each.rate)
     anomaly = Anomaly(8, 8, 12, "why")
     plan_rollback(anomaly, record.last, [2, 4], RecoveryConfig())
-
-
-def _times(folder: pathlib.Path, data: bytes) -> None:
-    (folder / "time.jsonl").write_bytes(data)
-    run_folder = RunFolder(folder)
-    log = TimeLog(run_folder, ActivityTimer(), is_writer=True)
-    log.start_compiling(2)
-    assert format_goodput(log.compute_goodput())
-    assert last_recorded_step(read_time_records(run_folder.time_log)) >= 0
 
 
 def _checkpoint(scratch: pathlib.Path) -> Target:

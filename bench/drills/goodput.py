@@ -19,16 +19,10 @@ from collections.abc import Sequence
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import JsonRecord
-from train.telemetry.goodput import (
-    ACTIVITY_DESCRIPTIONS,
-    compute_goodput,
-    format_duration,
-    read_time_records,
-)
+from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
 
 
 def run_killed(command: Sequence[str], every: float) -> int:
@@ -74,17 +68,10 @@ def main(
         kills = run_killed([*command, *settings], every)
         lines = read_time_records(RunFolder(pathlib.Path(folder)).time_log)
     result, starts = compute_goodput(lines), to_first_step(lines)
-    table = Table("what", "share", "time", "", title=f"{config}, killed {kills} times")
-    for what, seconds in result.seconds.items():
-        share = f"{seconds / result.total:.1%}"
-        table.add_row(what, share, format_duration(seconds), ACTIVITY_DESCRIPTIONS[what])
-    table.add_row(
-        "all",
-        "",
-        format_duration(result.total),
-        f"starts that reached their first step: {len(starts)}",
-    )
+    table = goodput_table(result)
+    table.title = f"{config}, killed {kills} times"
     Console().print(table)
+    print(f"starts that reached their first step: {len(starts)}")
     if restarts := starts[1:]:
         median, slowest = statistics.median(restarts), max(restarts)
         print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")

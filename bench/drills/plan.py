@@ -5,7 +5,7 @@
 Compile the real step of each case for its target and print both figures, with the fraction of
 cases within a tenth. Needs libtpu (`pip install '.[tpu]'`) or the CUDA plugin
 (`pip install '.[cuda13]'`), and takes a minute or two per case. Cases without an installed compiler
-are reported and skipped. `--write` stores the figures in tests/train/estimate/footprint_cases.json,
+are reported and skipped. `--write` stores the figures in tests/train/estimate/memory_cases.json,
 which the tests check the estimates against; `--fit` prints the best coefficients.
 """
 
@@ -24,16 +24,17 @@ from scipy.optimize import linprog
 from train.cli.config_verbs import ConfigArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
+from train.config.resolve import resolve_precision
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step
-from train.estimate.description_tables import format_bytes
-from train.estimate.footprint import Coefficients, apply_coefficients, footprint_terms
-from train.estimate.quantities import Quantities
-from train.estimate.target import parse_target
+from train.estimate.memory import Coefficients, Terms, count_terms
+from train.estimate.quantities import Candidate, Quantities
+from train.estimate.tables import format_bytes
+from train.estimate.target import Target, parse_target
+from train.experiment import Experiment
 
-FILE = Path("tests/train/estimate/footprint_cases.json")
+FILE = Path("tests/train/estimate/memory_cases.json")
 
 CASES = Path(__file__).with_suffix(".txt")
 """A config, a target and settings on each line."""
@@ -61,20 +62,31 @@ def cases(options: Options) -> Iterator[str]:
                 yield line
 
 
-def compiled(case: str) -> dict[str, Any]:
-    """Return the compiler's figures of a case, and the terms of the estimate."""
+def parse_case(case: str) -> tuple[Experiment, Target]:
+    """Return the experiment and the target of a line."""
     config, name, *settings = case.split()
     base = find_experiment(config)
     given = parse(ConfigArguments, settings, verb="plan", experiment=base)
-    experiment, _ = resolve_sizes(given.experiment)
     target = parse_target(name)
-    quantities = Quantities.from_experiment(experiment, target)
+    experiment, _ = resolve_sizes(given.experiment)
+    return resolve_precision(experiment, target.hardware), target
+
+
+def case_terms(case: str) -> Terms:
+    """Return the terms of the estimate of a case."""
+    experiment, target = parse_case(case)
     candidate = Candidate.from_experiment(experiment, target.num_devices)
+    return count_terms(Quantities(experiment, target.hardware), candidate)
+
+
+def compiled(case: str) -> dict[str, Any]:
+    """Return the compiler's figures of a case, and the terms of the estimate."""
+    experiment, target = parse_case(case)
     step = compile_step(experiment, target)
     return {
         "case": case,
         "platform": target.chip.platform,
-        "terms": footprint_terms(quantities, candidate),
+        "terms": case_terms(case)._asdict(),
         "arguments": step.arguments,
         "temporaries": step.temporaries,
         "peak": step.peak,
@@ -85,7 +97,7 @@ def compiled(case: str) -> dict[str, Any]:
 
 def ratio(case: dict[str, Any]) -> float:
     """Return the estimate of all memory divided by the compiler's."""
-    size = sum(apply_coefficients(case["terms"], case["platform"]).values())
+    size = sum(Terms(**case["terms"]).estimated(case["platform"]))
     return float(case["arguments"] + size) / float(case["peak"])
 
 
@@ -127,14 +139,14 @@ def fit(cases: list[dict[str, Any]]) -> None:
     for platform in sorted({each["platform"] for each in cases}):
         own = [each for each in cases if each["platform"] == platform and not each["refused"]]
         peak = np.array([each["peak"] for each in own])[:, None]
-        terms = np.array(
-            [[each["terms"].get(name, 0) for name in Coefficients._fields] for each in own]
-        )
-        matrix = terms / peak
-        targets = np.array([1 - each["arguments"] / each["peak"] for each in own])
+        names = Coefficients._fields
+        matrix = np.array([[each["terms"][name] for name in names] for each in own]) / peak
+        known = ("arguments", "residuals", "gradients")  # what counts once
+        sizes = [each["terms"] | {"arguments": each["arguments"]} for each in own]
+        targets = 1 - np.array([sum(each[name] for name in known) for each in sizes]) / peak[:, 0]
         coefficients = fitted(matrix, targets)
         rounded = coefficients.round(2).tolist()
-        Console().print(platform, dict(zip(Coefficients._fields, rounded, strict=True)))
+        Console().print(platform, dict(zip(names, rounded, strict=True)))
         errors = abs(matrix @ coefficients - targets)
         others = [fitted(np.delete(matrix, i, 0), np.delete(targets, i)) for i in range(len(own))]
         held_out = abs(np.sum(matrix * np.array(others), axis=1) - targets)

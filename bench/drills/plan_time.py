@@ -21,12 +21,10 @@ from train.cli.config_verbs import ConfigArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate
-from train.estimate.compile import compile_step
-from train.estimate.local_measurements import Clock, time_step
-from train.estimate.quantities import Quantities
+from train.estimate.compile import compile_step, time_step
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
-from train.estimate.target import Target, local_target
+from train.estimate.target import Clock, Target, local_target
 from train.experiment import Experiment
 
 TOY = "gpt2:small --model.precision float32 --grad-accum-steps 1 --model.vocab-size 2048"
@@ -101,7 +99,7 @@ def compared(case: str, target: Target, options: Options) -> tuple[StepTime, flo
     """Return the estimate of a case, and the measured seconds of a step."""
     experiment, _ = settings_of(case)
     candidate = Candidate.from_experiment(experiment, target.num_devices)
-    estimate = estimate_step_time(Quantities.from_experiment(experiment, target), candidate)
+    estimate = estimate_step_time(Quantities(experiment, target.hardware), candidate, target)
     compiled = compile_step(experiment, target)
     return estimate, time_step(experiment, compiled, options.steps, CLOCKS[options.clock])
 

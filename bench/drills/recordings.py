@@ -41,7 +41,7 @@ from train.config.experiment_files import list_experiments
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig, Shape
 from train.parallel.mesh import MeshConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.state import EmaConfig
 from transformer import (
     MIXERS,

@@ -23,7 +23,7 @@ from typing import Any
 import sentencepiece
 import tokenizers
 
-from train.data.sentencepiece_model import make_backend, parse_model
+from train.data.sentencepiece_model import make_backend, read_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "unigram, as T5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 4000},
@@ -122,7 +122,7 @@ def train(lines: list[str], settings: dict[str, Any], folder: str) -> bytes:
 def count_differences(data: bytes, texts: list[str]) -> tuple[int, int]:
     """Return for how many texts the ids and the decoded texts differ."""
     theirs = sentencepiece.SentencePieceProcessor(model_proto=data)
-    ours = tokenizers.Tokenizer.from_str(make_backend(parse_model(data)).to_str())
+    ours = tokenizers.Tokenizer.from_str(make_backend(read_model(data)).to_str())
     ours.encode_special_tokens = True
     ids = [(theirs.encode(text), ours.encode(text, add_special_tokens=False).ids) for text in texts]
     decoded = [(theirs.decode(expected), ours.decode(expected)) for expected, _ in ids]

@@ -26,12 +26,12 @@ from rich.table import Table
 
 import train
 from bench.drills.faults import Fault, planted
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,

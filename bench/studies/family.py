@@ -42,7 +42,7 @@ from bench.studies.record import (
     write_record,
 )
 from train.assembly import make_engine, make_task, training_options, with_task
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.engines.jit_engine import JitEngine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW

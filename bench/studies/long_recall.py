@@ -38,7 +38,7 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

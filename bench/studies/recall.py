@@ -17,8 +17,7 @@ import jax
 import numpy as np
 
 import train
-from train.data.arrays import Arrays
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig, Arrays
 from train.errors import UsageError
 from train.step import Batch, LossFn
 from train.tasks.array_task import ArrayTask

@@ -31,8 +31,7 @@ from train.experiment import CheckpointConfig, Experiment
 from train.scaling.analysis import CONSTANTS, Analysis, format_csv
 from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
 from train.scaling.laws import PowerLaw, fit_power_law
-from train.scaling.results import check_design, fit_results
-from train.scaling.scaling_report import plot_scaling
+from train.scaling.scaling_report import check_design, fit_results, plot_scaling
 from train.sweep.sweep_folder import RunResult
 
 

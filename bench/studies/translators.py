@@ -33,7 +33,7 @@ from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
 from train.assembly import make_task
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.sweep.grid import SweepRun, run_name

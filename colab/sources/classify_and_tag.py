@@ -60,7 +60,8 @@ import tempfile
 
 import train
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig, TokenLabelDataConfig
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import EvaluationConfig
 from train.optim.schedules import ScheduleConfig
 from train.tasks.classification import Classification, Tagging

@@ -116,8 +116,8 @@ for source, target in data["train"][:3]:
 import tempfile
 
 import train
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import BitextDataConfig
 from train.experiment import EvaluationConfig, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.tasks.translation import Translation

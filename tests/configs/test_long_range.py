@@ -17,7 +17,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import losses
 from train.assembly import make_task, training_options
 from train.config.experiment_files import find_experiment
-from train.data.example_configs import ListOpsDataConfig
+from train.data.listops import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from train.run import sample

@@ -20,7 +20,7 @@ from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.engines.engine import Engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.state import LossScale, TrainState
 from transformer import (
     AttentionConfig,

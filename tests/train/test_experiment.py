@@ -8,10 +8,11 @@ import pytest
 
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
-from train.data.example_configs import BitextDataConfig, ClassificationDataConfig
+from train.data.bitext import BitextDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
-from train.experiment import EvaluationConfig, Experiment, SampleConfig, TrackingConfig
+from train.experiment import EvaluationConfig, Experiment, SampleConfig
 from train.run import for_local_devices
 from train.tasks.classification import Classification, Tagging
 from train.tasks.masked_language_modeling import MaskedLanguageModeling
@@ -150,8 +151,6 @@ def test_numbers_of_steps_and_seeds(text: Experiment) -> None:
         (Translation, {"num_beams": 0}, r"task\.num_beams 0: give 1 or more"),
         (Translation, {"label_smoothing": 1.0}, r"task\.label_smoothing 1\.0: give less than 1"),
         (Translation, {"length_penalty": -1.0}, r"task\.length_penalty -1\.0: give 0 or more"),
-        (TrackingConfig, {"trackers": ("wandb", "wandb")}, "wandb wandb: name each once"),
-        (TrackingConfig, {"project": ""}, r"tracking\.project: is empty"),
         (EvaluationConfig, {"average_checkpoints": 0}, "average_checkpoints 0: give 1 or more"),
         (SampleConfig, {"temperature": -1.0}, r"^SamplingConfig\.temperature -1"),
     ],

@@ -16,7 +16,7 @@ from tests.train.support import NO_DETECTOR, command, lines_of
 from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_task
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig
+from train.data.text_labels import ClassificationDataConfig
 from train.errors import UserError
 from train.huggingface import import_model
 from train.huggingface_export import export_run

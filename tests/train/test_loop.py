@@ -62,7 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     workdir = folder / "runs" / "first"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as shown:
         patch.setattr(stages, "FIRST_LINE_SECONDS", 0.0)
-        patch.setattr(stages.TickingDisplay, "first_seconds", 0.0)
+        patch.setattr(stages, "BAR_DELAY_SECONDS", 0.0)
         run = train.fit(experiment, str(workdir))
     return Finished(experiment, workdir, run, shown.getvalue())
 

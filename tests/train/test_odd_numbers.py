@@ -18,12 +18,12 @@ from train.cli.generation_verbs import SampleArguments
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
+from train.estimate import remedies
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
-from train.runtime import oom
+from train.recovery.detector import RecoveryConfig
 from transformer import (
     BlockConfig,
     FeedForwardConfig,
@@ -119,17 +119,17 @@ def test_weight_larger_than_any_memory() -> None:
 def test_what_no_memory_holds_is_refused_before_it_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str | None
 ) -> None:
-    monkeypatch.setattr(oom, "host_memory_bytes", lambda: 2**33)
+    monkeypatch.setattr(remedies, "host_memory_bytes", lambda: 2**33)
     plain = experiment_to_dict(tiny(tmp_path))
     for path, value in (changes | {"model.vocab_size": 32}).items():
         put(plain, path, value)
     experiment = experiment_from_dict(plain, "an experiment")
     engine = make_engine(experiment, Hardware(count=jax.device_count()))
     if what is None:
-        oom.check_minimum_memory(engine, experiment)
+        remedies.check_minimum_memory(engine, experiment)
         return
     with pytest.raises(UserError, match=rf"^memory: {what} would take .*machine has 8.*iB; "):
-        oom.check_minimum_memory(engine, experiment)
+        remedies.check_minimum_memory(engine, experiment)
 
 
 @pytest.mark.full

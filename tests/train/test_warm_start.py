@@ -30,7 +30,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_setup import RunSetup

@@ -14,11 +14,8 @@ from train.config.resolve import resolve_precision
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.errors import UsageError, as_usage_errors
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import PlanOptions
-from train.estimate.description import describe
-from train.estimate.expected_time import load_prices
-from train.estimate.plan import make_plan
-from train.estimate.plan_tables import print_plan
+from train.estimate.describe import describe
+from train.estimate.plan import PlanOptions, load_prices, make_plan, print_plan
 from train.estimate.search import with_best_mesh
 from train.estimate.target import local_target, parse_target
 from train.experiment import Experiment

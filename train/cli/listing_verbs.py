@@ -1,4 +1,4 @@
-"""Verbs that answer at once: `configs` and `completion` load neither JAX nor tyro."""
+"""Verbs that work without JAX: `configs`, `completion`, and `doctor`, which may find it broken."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import textwrap
 
 from train.cli.main import VERBS
 from train.config.shipped import shipped_configs
+from train.doctor import run_checks
 from train.errors import UsageError
 from train.runtime.startup import SCRIPT, program_name
 
@@ -81,3 +82,15 @@ def run_completion(arguments: list[str]) -> int:
         raise UsageError(f"completion: takes the name of a shell; give one of {', '.join(SHELLS)}")
     print(completion_script(arguments[0]), end="")
     return 0
+
+
+def run_doctor(arguments: list[str]) -> int:
+    """Print a report of this machine; return 1 if it has a problem."""
+    if arguments not in ([], ["--json"]):
+        raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
+    report = run_checks()
+    if arguments:
+        print(json.dumps(report.as_dict()))
+    else:
+        report.print()
+    return 0 if report.ok else 1

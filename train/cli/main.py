@@ -114,7 +114,9 @@ VERBS = {
     "completion": Verb(
         "SHELL", "print a script that completes verbs in bash or zsh", "listing_verbs"
     ),
-    "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
+    "doctor": Verb(
+        "", "this machine's hardware and versions, and problems with them", "listing_verbs"
+    ),
 }
 """All verbs, in the order of the help text."""
 

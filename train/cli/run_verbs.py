@@ -1,22 +1,17 @@
-"""Verbs without a CONFIG that inspect a run or this machine."""
+"""Verbs that inspect a run."""
 
 import dataclasses
 from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from train.assembly import make_task
 from train.cli.parsing import JsonArguments, RunArguments, Workdir, parse, print_json
-from train.doctor.report import run_checks
 from train.errors import UsageError, UserError
 from train.run import load
 from train.run_folder.folder import RunFolder
-from train.telemetry.goodput import (
-    ACTIVITY_DESCRIPTIONS,
-    compute_goodput,
-    format_duration,
-    read_time_records,
-)
+from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
 from train.visualization.attention_view import FIGURE_FORMATS, bad_output, view_attention
 from train.visualization.run_report import RunReport
 
@@ -57,41 +52,17 @@ class GoodputArguments(JsonArguments):
 def run_goodput(arguments: list[str]) -> int:
     """Print a run's goodput; return the exit status."""
     options = parse(GoodputArguments, arguments, verb="goodput")
-    folder = RunFolder.open_existing(options.workdir)
-    records = read_time_records(folder.time_log)
+    time_log = RunFolder.open_existing(options.workdir).time_log
+    records = read_time_records(time_log)
     if not records:
-        raise UserError(f"{folder.time_log}: is empty; fit writes it from its first step on")
+        raise UserError(f"{time_log}: is empty; fit writes it from its first step on")
     goodput = compute_goodput(records)
     if options.json:
-        plain = dataclasses.asdict(goodput) | {
-            "total": goodput.total,
-            "share": goodput.productive_fraction,
-        }
-        print_json(plain)
-        return 0
-    for activity, seconds in goodput.seconds.items():
-        print(
-            f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
-            f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
-        )
-    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   starts: {goodput.starts}")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorArguments(JsonArguments):
-    """Report this machine's hardware and versions, and problems with them."""
-
-
-def run_doctor(arguments: list[str]) -> int:
-    """Print a report of this machine; return 1 if it has a problem."""
-    options = parse(DoctorArguments, arguments, verb="doctor")
-    report = run_checks()
-    if options.json:
-        print_json(report.as_dict())
+        share = {"total": goodput.total, "share": goodput.productive_fraction}
+        print_json(dataclasses.asdict(goodput) | share)
     else:
-        report.print()
-    return 0 if report.ok else 1
+        Console().print(goodput_table(goodput))
+    return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

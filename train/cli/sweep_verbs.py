@@ -1,7 +1,6 @@
 """Verbs over many runs: `sweep` and `scaling`."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,9 +9,9 @@ import tyro
 
 from train.cli.config_verbs import ConfigArguments, StartArguments, parse_config_verb
 from train.cli.parsing import JsonArguments, given_flags, parse, print_json
-from train.errors import UsageError
+from train.errors import UsageError, UserError
 from train.run_folder.folder import RunFolder
-from train.scaling.analysis import fit_csv
+from train.scaling.analysis import analyze, read_csv
 from train.scaling.design import (
     LearningRateRule,
     SizedRun,
@@ -23,24 +22,52 @@ from train.scaling.design import (
     parse_counts,
     resolve_rule,
 )
-from train.scaling.results import (
+from train.scaling.scaling_report import (
     check_design,
     design_as_dicts,
     finished_runs,
     fit_results,
+    print_analysis,
     print_design,
+    write_report,
+    write_runs,
 )
-from train.scaling.scaling_report import print_analysis, write_report, write_runs
 from train.sweep import queue
-from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
+from train.sweep.grid import NO_WARM_START, SweepRun, expand_grid, parse_grid
 from train.sweep.summary import plot_sweep, print_summary, summarize
-from train.sweep.sweep_folder import SweepFolder
+from train.sweep.sweep_folder import RunResult, SweepFolder
 from train.word_vectors import is_word_vector_file
 from transformer.validation import Bounds, NonNegativeFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepArguments(StartArguments):
+class QueueArguments(ConfigArguments):
+    """Settings of the queue that trains the runs."""
+
+    workdir: str = ""
+    """Folder of the runs and their results; default: runs/NAME-sweep, or runs/NAME-scaling."""
+    seeds: PositiveInt = 1
+    """Runs of each setting, with the seeds from --seed on."""
+    processes: PositiveInt = 1
+    """Runs at a time. On an accelerator, more than one share its memory."""
+    minutes: NonNegativeFloat = 0.0
+    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def train(self, runs: Sequence[SweepRun], workdir: str) -> dict[str, RunResult]:
+        """Train the runs in the queue."""
+        return queue.run_sweep(
+            runs,
+            workdir,
+            processes=self.processes,
+            limit_seconds=60 * self.minutes,
+            quiet=self.quiet or self.json,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(QueueArguments, StartArguments):
     """Train a grid of settings with several seeds; the same command resumes."""
 
     set: Annotated[
@@ -48,15 +75,6 @@ class SweepArguments(StartArguments):
     ] = ()
     """Sweep a setting; may be repeated: every combination of values is trained. FIELD is the dotted
     path of a setting, or its last name where that is unique."""
-    seeds: PositiveInt = 1
-    """Runs of each setting, with the seeds from --seed on."""
-    workdir: str = ""
-    """Folder of the sweep: a run folder for each run, sweep.json, results.json and sweep.png;
-    default: runs/NAME-sweep."""
-    processes: PositiveInt = 1
-    """Runs at a time. On an accelerator, more than one share its memory."""
-    minutes: NonNegativeFloat = 0.0
-    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
 
 
 def run_sweep(arguments: list[str]) -> int:
@@ -78,22 +96,14 @@ def run_sweep(arguments: list[str]) -> int:
     start = {name: getattr(options, name) for name in NO_WARM_START}
     runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
     workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
-    quiet = options.quiet or options.json
-    results = queue.run_sweep(
-        runs,
-        workdir,
-        processes=options.processes,
-        limit_seconds=60 * options.minutes,
-        quiet=quiet,
-    )
+    results = options.train(runs, workdir)
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
     if options.json:
         print_json({"workdir": workdir, **summary.as_dict()})
     else:
         print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
     if plot_sweep(summary, figure) and not options.json:
-        print(f"figure: {figure}")
-    sys.stdout.flush()
+        print(f"figure: {figure}", flush=True)
     queue.check_results(results, workdir)
     return 0
 
@@ -106,8 +116,6 @@ class FitOptions(JsonArguments):
     """Training FLOPs to find the compute-optimal model for; several are separated by commas."""
     bootstrap_samples: Annotated[int, Bounds(2)] = 200
     """Resamples of the runs behind the 95% intervals."""
-    workdir: str = ""
-    """Folder of the figure and of the fits as JSON (and of the runs, where they are trained)."""
 
     def budgets(self) -> list[float]:
         """Return the budgets as numbers."""
@@ -120,10 +128,12 @@ class CsvArguments(FitOptions):
 
     from_csv: str
     """The file: parameters without embeddings, training tokens, held-out loss in nats a token."""
+    workdir: str = ""
+    """Folder of the figure and of the fits as JSON; default: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScalingArguments(ConfigArguments, FitOptions):
+class ScalingArguments(QueueArguments, FitOptions):
     """Train models of several sizes on several numbers of tokens, and fit scaling laws."""
 
     sizes: str = ""
@@ -134,8 +144,6 @@ class ScalingArguments(ConfigArguments, FitOptions):
     """Training tokens, as 500k,1M,2M: every model is trained on each."""
     flops: str = ""
     """Training FLOPs, as 1e12,4e12: every model is trained for each (isoFLOP)."""
-    seeds: PositiveInt = 1
-    """Runs of each, with the seeds from --seed on."""
     lr_rule: LearningRateRule = "auto"
     """Learning rate at width D, from that of CONFIG at its own: mup, inverse_sqrt_width or
     constant. auto: mup for adam and adamw, constant for muon."""
@@ -143,14 +151,8 @@ class ScalingArguments(ConfigArguments, FitOptions):
     """D over the number of layers; 0: that of CONFIG."""
     min_steps: PositiveInt = 100
     """Steps below which a run has smaller batches."""
-    processes: PositiveInt = 1
-    """Runs at a time."""
-    minutes: NonNegativeFloat = 0.0
-    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     dry_run: bool = False
     """Print the runs and train none."""
-    quiet: bool = False
-    """Show no progress."""
 
 
 def run_scaling(arguments: list[str]) -> int:
@@ -172,15 +174,7 @@ def _run_scaling_sweep(options: ScalingArguments) -> int:
             print_design(sized)
         return 0
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
-    quiet = options.quiet or options.json
-    runs = [each.run for each in sized]
-    results = queue.run_sweep(
-        runs,
-        workdir,
-        processes=options.processes,
-        limit_seconds=60 * options.minutes,
-        quiet=quiet,
-    )
+    results = options.train([each.run for each in sized], workdir)
     if not options.json:
         print_design(sized, results)
     write_runs(finished_runs(sized, results), workdir)
@@ -194,8 +188,7 @@ def _run_scaling_sweep(options: ScalingArguments) -> int:
         print_json({**analysis.as_dict(), **detail})
     else:
         print_analysis(analysis)
-        print(f"figure: {figure}")
-    sys.stdout.flush()
+        print(f"figure: {figure}", flush=True)
     queue.check_results(results, workdir)
     return 0
 
@@ -206,43 +199,36 @@ def _design(options: ScalingArguments) -> list[SizedRun]:
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
     if not options.tokens and not options.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
-    sizes = parse_counts(
-        options.sizes or options.widths, "--sizes" if options.sizes else "--widths"
-    )
     tokens = parse_counts(options.tokens, "--tokens") if options.tokens else []
     budgets = parse_counts(options.flops, "--flops") if options.flops else []
     # Shapes are counted here. The accelerator is for the processes that train.
     jax.config.update("jax_platforms", "cpu")
-    base, rules = (
-        options.experiment,
-        SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps),
-    )
-    try:
-        models = [
-            model_of_size(base.model, size, rules)
-            if options.sizes
-            else model_of_width(base.model, round(size), rules)
-            for size in sizes
-        ]
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(f"scaling: {error}; change --aspect-ratio or the sizes") from error
+    base = options.experiment
+    rules = SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps)
+    if options.sizes:
+        sizes = parse_counts(options.sizes, "--sizes")
+        models = [model_of_size(base.model, size, rules) for size in sizes]
+    else:
+        widths = parse_counts(options.widths, "--widths")
+        models = [model_of_width(base.model, round(width), rules) for width in widths]
     # Small sizes may have the same closest model.
-    distinct = list(dict.fromkeys(models))
+    models = list(dict.fromkeys(models))
     return design_runs(
-        base, distinct, tokens=tokens, budgets=budgets, seeds=options.seeds, rules=rules
+        base, models, tokens=tokens, budgets=budgets, seeds=options.seeds, rules=rules
     )
 
 
 def _fit_csv(options: CsvArguments) -> int:
     """Fit the runs of a file, and print the fits."""
-    analysis = fit_csv(options.from_csv, options.budgets(), options.bootstrap_samples)
-    result = analysis.as_dict()
+    runs, samples = read_csv(options.from_csv), options.bootstrap_samples
+    try:
+        analysis = analyze(runs, budgets=options.budgets(), bootstrap_samples=samples)
+    except ValueError as error:
+        raise UserError(f"{options.from_csv}: {error}") from error
     if options.workdir:
         write_report(analysis, options.workdir)
     if options.json:
-        print_json(result)
+        print_json(analysis.as_dict())
     else:
         print_analysis(analysis)
     return 0

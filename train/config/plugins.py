@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from train.data.files import expand_user
 from train.errors import UsageError, UserError
+from train.files import expand_user
 from train.tasks.registry import TASKS
 from train.tasks.task import TaskConfig
 from transformer.attention.mixer import MIXERS, MixerConfig

@@ -3,13 +3,38 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import numpy as np
 
 from train.data.batches import example_ids, host_rows
+from train.data.data_config import DataConfig
 from train.data.examples import choose_held_out_examples, seeded_permutation
 from train.data.token_file import HostBatch
 from train.errors import UserError
+from transformer.validation import Mark, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDataConfig(DataConfig):
+    """Arrays that the task reads or generates itself: no text and no tokenizer."""
+
+    length_field = "length"
+
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
+    """File or folder, for a task that reads one."""
+
+    length: Annotated[PositiveInt, Mark.COMMON] = 64
+    """Positions of an example, T."""
+
+    @property
+    def longest_example(self) -> int:
+        return self.length
+
+    @property
+    def has_segments(self) -> bool:
+        return False
+
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name. All have one row for each example."""

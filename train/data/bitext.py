@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
 from train.data.chat_template import end_tokens
-from train.data.example_configs import BitextDataConfig
+from train.data.data_config import TokenizerConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
     corpus_digest,
@@ -21,12 +22,64 @@ from train.data.examples import (
     with_leading_space,
 )
 from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
-from train.data.http_files import SCHEMES
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
+from train.files import HTTP_SCHEMES
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class BitextDataConfig(ExampleDataConfig):
+    """Sentences and their translations: two files with equal numbers of lines, or rows of both.
+
+    A path is the common prefix of two file names: ``multi30k/raw/train`` with source_lang "en" and
+    target_lang "de" reads ``multi30k/raw/train.en`` and ``multi30k/raw/train.de``, or those files
+    with .gz after their names. Or it is a file or folder of rows: two columns of TSV or CSV, or
+    JSON or Parquet with the fields "en" and "de". Both languages share one tokenizer, trained on
+    both.
+    """
+
+    source_lang: str = "en"
+    """Ending of the file, or name of the column, in the source language."""
+
+    target_lang: str = "de"
+    """Ending of the file, or name of the column, in the target language. BLEU takes it as the
+    language's code."""
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
+    """Maximum number of tokens of a sentence, its end token included. Longer pairs are removed
+    from the training split and truncated in the others. Their number is reported."""
+
+    batch_tokens: NonNegativeInt = 0
+    """Maximum number of tokens of a batch: its rows times the longer of its two sides, padding
+    included. Batches of shorter pairs have more rows, up to batch_size (0: no such limit). 0: every
+    batch has batch_size pairs, of any length."""
+
+    batch_size_multiple: PositiveInt = 8
+    """With batch_tokens, rows of a batch are a multiple of this, so that they divide among devices
+    and microbatches. It is a setting, and not derived from them, because the order of the data must
+    not depend on the hardware."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
+    """Settings of the tokenizer of both languages."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("source_lang", "target_lang"):
+            if not getattr(self, name):
+                raise UsageError(f"data.{name}: is empty; give a file ending such as en")
+        if self.source_lang == self.target_lang:
+            raise UsageError(
+                f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
+                "of the other files"
+            )
+
+    @property
+    def shortest_row(self) -> int:
+        return 1
 
 
 class SentencePair(NamedTuple):
@@ -121,42 +174,28 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     languages = (config.source_lang, config.target_lang)
 
     def two_files(start: str) -> list[TextFile]:
-        if start.startswith(SCHEMES):  # an address is that of one file
+        if start.startswith(HTTP_SCHEMES):  # an address is that of one file
             return []
         files = [find_optional_file(f"{start}.{ending}") for ending in languages]
         return [file for file in files if file is not None]
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
-        found = two_files(path)
-        if not found and path.endswith(tuple(f".{language}" for language in languages)):
+        if len(found := two_files(path)) == 2:
+            return {"train": found}
+        if found or path.endswith(tuple(f".{language}" for language in languages)):
             raise UserError(
-                f"{setting} {path}: is one of two files; give the common start of both names, "
-                f"{path.rpartition('.')[0]} ({FORMATS_PAGE}#sentence-pairs)"
-            )
-        if len(found) == 1:
-            raise UserError(
-                f"{setting} {path}: has only one of {path}.{languages[0]} and {path}.{languages[1]}"
-                f"; give the common start of both names, or a file with two columns "
+                f"{setting} {path}: names one of two files, .{languages[0]} and .{languages[1]}; "
+                "give the common start of their names, or a file with two columns "
                 f"({FORMATS_PAGE}#sentence-pairs)"
             )
-        if found:
-            return {"train": found}
-        validation = ("validation", "valid", "val", "dev")
+        names = {"train": ("train",), "validation": ("validation", "valid", "val", "dev")}
         in_folder = {
             split: pair
-            for split, starts in zip(SPLITS, (("train",), validation, ("test",)), strict=True)
-            for start in starts
-            if len(pair := two_files(f"{path}/{start}")) == 2
+            for split in SPLITS
+            for name in names.get(split, (split,))
+            if len(pair := two_files(f"{path}/{name}")) == 2
         }
-        if "train" in in_folder:
-            return in_folder
-        try:
-            return find_splits(path, setting, notes)
-        except UserError as error:
-            raise UserError(
-                f"{error} (of two files, {path}.{languages[0]} and {path}.{languages[1]}, the "
-                f"start of their names; {FORMATS_PAGE}#sentence-pairs)"
-            ) from error
+        return in_folder if "train" in in_folder else find_splits(path, setting, notes)
 
     def read(files: Sequence[TextFile], notes: Notes) -> Iterator[tuple[str, Any]]:
         if [plain_name(file).rpartition(".")[2] for file in files] == [*languages]:

@@ -18,16 +18,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from train.data import template_process
 from train.data.template_process import END, MAX_SECONDS, START
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-
-if TYPE_CHECKING:
-    from train.data.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 """One turn of a conversation: its `role` (`system`, `user`, `assistant`, `tool`) and its `content`,

@@ -16,8 +16,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -32,13 +32,54 @@ from train.data.chat_template import (
     Message,
     encode_chat,
 )
-from train.data.example_configs import ConversationDataConfig
-from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
+from train.data.data_config import TokenizerConfig
+from train.data.examples import (
+    Example,
+    ExampleCorpus,
+    ExampleDataConfig,
+    Split,
+    corpus_digest,
+    read_splits,
+    tokenizer_for_splits,
+)
 from train.data.files import find_file
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
+from transformer.validation import Bounds, Mark
+
+
+def require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
+    """Raise UsageError for tokens that are words: `Yes.<eos>User:` would be one."""
+    if tokenizer.kind == "word":
+        raise UsageError(
+            "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
+            "bpe, or file with the tokenizer of a model"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversationDataConfig(ExampleDataConfig):
+    """Conversations in rows, for instruction tuning.
+
+    A row has `messages`, a list of {"role", "content"}; or `prompt` and `completion`, both texts
+    or both lists of messages.
+    """
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
+    """Tokens of a row. Longer conversations are cut at their ends; their number is reported."""
+
+    packing: bool = True
+    """Put several conversations into a row. None attends to another."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ends_of_turns(self.tokenizer)
+
 
 LISTS = ("messages", "conversations", "conversation")
 """Fields with all messages of a conversation."""
@@ -334,6 +375,27 @@ class ConversationSplit:
     positions: RaggedArray
     num_conversations: int
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[ChatTokens]]) -> Self:
+        """Return the split of these rows. The last token of each conversation is only a target."""
+
+        def joined(part: Callable[[int, ChatTokens], np.ndarray]) -> RaggedArray:
+            return RaggedArray.from_sequences(
+                [
+                    np.concatenate([part(number, each) for number, each in enumerate(row, start=1)])
+                    for row in rows
+                ]
+            )
+
+        return cls(
+            tokens=joined(lambda _, each: each.tokens[:-1]),
+            targets=joined(lambda _, each: each.tokens[1:]),
+            counted=joined(lambda _, each: each.is_completion[1:]),
+            segments=joined(lambda number, each: np.full(len(each.tokens) - 1, number)),
+            positions=joined(lambda _, each: np.arange(len(each.tokens) - 1)),
+            num_conversations=sum(map(len, rows)),
+        )
+
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
         """Number of tokens of each row."""
@@ -372,23 +434,62 @@ def prepare_conversations(
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-    splits = read_splits(config, parse_conversation)
-    untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
+    return prepare_chats(
+        config,
+        config.chat_template,
+        tokenizer,
+        parse=parse_conversation,
+        conversations=lambda each: [each],
+        content=lambda each: each.content,
+        encode=lambda name, examples, tokenizer, template, notes: _encode(
+            name, examples, tokenizer, template, config, notes
+        ),
+    )
+
+
+def prepare_chats(
+    config: ExampleDataConfig,
+    template_path: str,
+    tokenizer: Tokenizer | None,
+    *,
+    parse: Callable[[str, Any], Example],
+    conversations: Callable[[Example], Sequence[Conversation]],
+    content: Callable[[Example], object],
+    encode: Callable[[str, Sequence[Example], Tokenizer, ChatTemplate, list[str]], Split],
+) -> ExampleCorpus[Split]:
+    """Read, render and tokenize examples that consist of conversations.
+
+    Args:
+      config: Files and tokenizer.
+      template_path: File of a chat template; empty: that of the tokenizer, or the default.
+      tokenizer: Used instead of the one that `config.tokenizer` describes.
+      parse: Makes an example of a row.
+      conversations: Returns the conversations of an example.
+      content: Returns what is learned from, as JSON values. They do not have the location: the
+        digest must not depend on the paths of the files.
+      encode: Makes a split of its name, its examples, the tokenizer and the template. It appends to
+        the notes.
+    """
+    splits = read_splits(config, parse)
+    untrained = ChatTemplate.without_tokenizer(read_template(template_path))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {name: (each.text(untrained) for each in examples) for name, examples in splits.items()},
+        {
+            name: (each.text(untrained) for example in examples for each in conversations(example))
+            for name, examples in splits.items()
+        },
     )
-    tokenizer = with_template(tokenizer, config.chat_template)
+    tokenizer = with_template(tokenizer, template_path)
     template = ChatTemplate.of_tokenizer(tokenizer)
+    every = itertools.chain.from_iterable(splits.values())
     notes = splits.notes
-    notes += notes_on_fields(template, itertools.chain.from_iterable(splits.values()))
+    notes += notes_on_fields(template, itertools.chain.from_iterable(map(conversations, every)))
     encoded = {
-        name: _encode(name, examples, tokenizer, template, config, notes)
+        name: encode(name, examples, tokenizer, template, notes)
         for name, examples in splits.items()
     }
-    # Without the locations: the digest must not depend on the paths of the files.
-    content = {name: [each.content for each in examples] for name, examples in splits.items()}
-    digest = corpus_digest(tokenizer, {"template": template.source, **content})
+    contents = {name: list(map(content, examples)) for name, examples in splits.items()}
+    digest = corpus_digest(tokenizer, {"template": template.source, **contents})
     return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
 
 
@@ -438,16 +539,7 @@ def _encode(
         )
     lengths = [len(each.tokens) - 1 for each in kept]
     rows = pack(lengths, limit) if config.packing else [[i] for i in range(len(kept))]
-    return ConversationSplit(
-        tokens=_rows(rows, [each.tokens[:-1] for each in kept]),
-        targets=_rows(rows, [each.tokens[1:] for each in kept]),
-        counted=_rows(rows, [each.is_completion[1:] for each in kept]),
-        segments=RaggedArray.from_sequences(
-            [np.repeat(np.arange(1, len(row) + 1), [lengths[i] for i in row]) for row in rows]
-        ),
-        positions=_rows(rows, [np.arange(length) for length in lengths]),
-        num_conversations=len(kept),
-    )
+    return ConversationSplit.of_rows([[kept[i] for i in row] for row in rows])
 
 
 def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
@@ -464,7 +556,3 @@ def pack(lengths: Sequence[int], limit: int) -> list[list[int]]:
         rows[row].append(index)
         bisect.insort(room, (free - lengths[index], row))
     return rows
-
-
-def _rows(rows: Sequence[Sequence[int]], parts: Sequence[np.ndarray]) -> RaggedArray:
-    return RaggedArray.from_sequences([np.concatenate([parts[i] for i in row]) for row in rows])

@@ -15,11 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.data.text_splits import (
     DocumentSplits,
-    FingerprintedSplits,
     TextSplits,
     choose_held_out_documents,
 )
@@ -30,9 +28,10 @@ from train.data.token_file import (
     stream_is_complete,
     write_stream,
 )
-from train.data.tokenizer import Tokenizer
+from train.data.tokenizer import Tokenizer, split_into_chunks
 from train.data.tokenizer_training import token_id_tokenizer, train_tokenizer
 from train.errors import UserError
+from train.files import cache_folder, cache_key, get_or_create
 
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 3
@@ -85,7 +84,8 @@ class TextCorpus:
         stream = self.split(name)
         if self._splits is None:
             return {}
-        return compressed_bits_per_byte(doc.text for doc in self._splits.documents(stream.name))
+        documents = self._splits.documents(stream.name)
+        return compressed_bits_per_byte(piece for each in documents for piece in each.pieces())
 
 
 def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
@@ -139,7 +139,7 @@ def prepare_text(
 
 
 def prepare_held_out(
-    config: TextDataConfig, splits: FingerprintedSplits, tokenizer: Tokenizer, identity: object
+    config: TextDataConfig, splits: DocumentSplits, tokenizer: Tokenizer, identity: object
 ) -> TextCorpus:
     """Return the corpus of the splits of a stream that are held out: all but training's.
 
@@ -157,7 +157,7 @@ def prepare_held_out(
 
 def _tokenize(
     folder: pathlib.Path,
-    splits: FingerprintedSplits,
+    splits: DocumentSplits,
     names: tuple[str, ...],
     sources: dict[str, object],
     tokenizer: Tokenizer,
@@ -194,7 +194,12 @@ def load_or_train_tokenizer(
     entry = folder / f"tokenizer-{cache_key(_FORMAT, sources, dataclasses.asdict(settings))}"
 
     def write(partial: pathlib.Path) -> None:
-        texts = (document.text for name in names for document in splits.documents(name))
+        texts = (
+            chunk
+            for name in names
+            for document in splits.documents(name)
+            for chunk in split_into_chunks(document.pieces())
+        )
         num_characters = sum(map(splits.estimate_characters, names))
         trained = train_tokenizer(settings, texts, num_characters=num_characters)
         (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
@@ -203,7 +208,7 @@ def load_or_train_tokenizer(
 
 
 def _write(
-    folder: pathlib.Path, splits: FingerprintedSplits, names: tuple[str, ...], tokenizer: Tokenizer
+    folder: pathlib.Path, splits: DocumentSplits, names: tuple[str, ...], tokenizer: Tokenizer
 ) -> None:
     streams = {}
     for name in names:

@@ -153,27 +153,6 @@ class DataConfig(Settings, abc.ABC, part="data"):
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayDataConfig(DataConfig):
-    """Arrays that the task reads or generates itself: no text and no tokenizer."""
-
-    length_field = "length"
-
-    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
-    """File or folder, for a task that reads one."""
-
-    length: Annotated[PositiveInt, Mark.COMMON] = 64
-    """Positions of an example, T."""
-
-    @property
-    def longest_example(self) -> int:
-        return self.length
-
-    @property
-    def has_segments(self) -> bool:
-        return False
-
-
-@dataclasses.dataclass(frozen=True)
 class SourceConfig(Settings, part="data.sources"):
     """One of several sources of running text that are mixed. Paths are as in `TextDataConfig`."""
 

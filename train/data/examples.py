@@ -5,22 +5,63 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.data_config import TokenizerConfig
-from train.data.disk_cache import cache_key
-from train.data.example_configs import ExampleDataConfig
-from train.data.files import SPLITS, Notes, TextFile, find_splits
+from train.data.data_config import DataConfig, TokenizerConfig
+from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
 from train.data.rows import located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
+from train.files import cache_key
 from train.runtime.stages import stage
+from train.settings import HostSeed
+from transformer.validation import Bounds, Mark, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleDataConfig(DataConfig):
+    """Fields that all data with separate examples have: paths, splits, lengths, tokenizer.
+
+    A path is a file, a folder or a glob, as of `TextDataConfig`. The formats
+    are in docs/tasks.md.
+    """
+
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
+    """Training examples. Held-out examples are taken from it unless there are validation files."""
+
+    validation_path: Annotated[str, Mark.RESUMABLE] = ""
+    """Validation examples. Empty: those of a folder that has files of this split, or held out of
+    path."""
+
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
+    """Test examples. Empty: those of a folder that has files of this split, or none."""
+
+    validation_fraction: Annotated[float, Bounds(above=0, below=1)] = 0.1
+    """Fraction of the examples of path to hold out if validation_path is empty."""
+
+    split_seed: HostSeed = 0
+    """Seed of the choice of held-out examples."""
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
+    """Maximum number of tokens of an example."""
+
+    max_buckets: PositiveInt = 8
+    """Maximum number of lengths that examples are padded to. Each is a program to compile. 1: pad
+    all examples to the longest."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Settings of the tokenizer. It is trained on the training split."""
+
+    @property
+    def longest_example(self) -> int:
+        return self.max_length
+
 
 Example = TypeVar("Example")
 Split = TypeVar("Split")
@@ -30,9 +71,6 @@ ReadFiles = Callable[[Sequence[TextFile], Notes], Iterator[tuple[str, Any]]]
 
 ParseRow = Callable[[str, Any], Example | None]
 """Function that makes an example of a location and a row; None: the row is left out."""
-
-FindFiles = Callable[[str, str, Notes], Mapping[str, Sequence[TextFile]]]
-"""Function that finds the files of a path by split, as `find_splits` does."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,11 +163,15 @@ def read_splits(
                 "read_split"
             )
     else:
-        for split, setting, path, files in _files_of_splits(config, find, notes):
-            if examples := examples_of(read(files, notes), f"{setting} {path}", parse):
+        found = find_all_splits(
+            config.path, config.validation_path, config.test_path, notes, find=find
+        )
+        for split, (setting, path, files) in found.items():
+            source = f"{setting} {path}"
+            if examples := examples_of(read(files, notes), source, parse):
                 splits[split] = examples
             elif split == "train" or setting != "data.path":
-                raise UserError(f"{setting} {path}: has no examples; give a file that has some")
+                raise UserError(f"{source}: has no examples; give a file that has some")
     has_own_validation = "validation" in splits
     if not has_own_validation:
         splits |= _hold_out(config, splits["train"])
@@ -137,20 +179,6 @@ def read_splits(
     ordered.has_own_validation = has_own_validation
     ordered.notes = list(notes.lines())
     return ordered
-
-
-def _files_of_splits(
-    config: ExampleDataConfig, find: FindFiles, notes: Notes
-) -> Iterator[tuple[str, str, str, Sequence[TextFile]]]:
-    """Yield each split with its setting, its path and its files."""
-    own = find(config.path, "data.path", notes)
-    yield "train", "data.path", config.path, own["train"]
-    for split, name in (("validation", "validation_path"), ("test", "test_path")):
-        if path := getattr(config, name):
-            found = find(path, f"data.{name}", notes)
-            yield split, f"data.{name}", path, found.get(split, found["train"])
-        elif split in own:
-            yield split, "data.path", f"{config.path}, {split}", own[split]
 
 
 def _hold_out(

@@ -5,18 +5,47 @@ Every set of examples becomes `features` [examples, T, I] and `targets` [example
 tried without a download.
 """
 
+import dataclasses
 import io
 import zipfile
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import numpy as np
 
-from train.data.arrays import Arrays
-from train.data.bounded_files import too_large_error
-from train.data.example_configs import FeatureDataConfig
+from train.data.arrays import ArrayDataConfig, Arrays
 from train.data.files import find_file
 from train.errors import UserError, as_damaged, as_user_error
-from train.runtime.local_hardware import host_memory_bytes
+from train.files import too_large_error
+from train.runtime.host import host_memory_bytes
+from transformer.validation import Mark, NonNegativeInt, PositiveFloat
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureDataConfig(ArrayDataConfig):
+    """Examples of numbers with a label each: images, sound, graphs, or sequences of vectors."""
+
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
+    """A .npz file with `labels` [examples] and one of `images` [examples, height, width(,
+    channels)], `signals` [examples, samples] and `features` [examples, T, numbers]; optionally
+    `adjacency` [examples, T, T]. Or a built-in set: builtin:digits, builtin:chirps,
+    builtin:graphs."""
+
+    test_path: Annotated[str, Mark.RESUMABLE] = ""
+    """Likewise, for the test split. Empty: none, unless the set is built in."""
+
+    patch_size: NonNegativeInt = 0
+    """Images: height and width of a patch. Each patch is one position."""
+
+    frame_length: NonNegativeInt = 0
+    """Signals: samples of a frame. The spectrum of each frame is one position."""
+
+    frame_step: NonNegativeInt = 0
+    """Signals: samples from the start of a frame to the next. 0: half of frame_length."""
+
+    scale: PositiveFloat = 1.0
+    """Images and features are divided by this: 255 for pixels of one byte."""
+
 
 TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples
 

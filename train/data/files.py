@@ -1,22 +1,15 @@
-"""File paths: expansion of `~`, variables, globs and folders, for local and remote paths."""
+"""Files of data: those that a path names, be it a file, a glob or a folder of splits."""
 
 import dataclasses
 import itertools
-import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from train.data.http_files import SCHEMES, HttpPath
 from train.errors import UsageError, UserError, as_user_error
-
-if TYPE_CHECKING:
-    from etils import epath
-
-AnyPath: TypeAlias = "pathlib.Path | epath.Path"
-
+from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
 
 SPLITS = ("train", "validation", "test")
 
@@ -27,7 +20,7 @@ MAX_NUMBERED_PATHS = 10**6
 """Paths that one path with `{000..063}` may stand for."""
 
 _MAGIC = re.compile(r"[*?[]")
-_NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_NUMBERS = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 _COMPRESSED = r"(\.(gz|zst|bz2|xz))?$"
 _TABLE = re.compile(
@@ -62,40 +55,6 @@ class TextFile:
             return str(self.path), remote.length, int(remote.mtime)
 
 
-def expand_path(path: str) -> AnyPath:
-    """Return a local or remote path, with ``~`` and ``$NAME`` expanded.
-
-    Raises:
-      UsageError: It names an unknown user or file system, or contains a NUL.
-    """
-    expanded = os.path.expandvars(path)
-    if "\0" in expanded:
-        raise UsageError(f"{path!r}: contains a NUL character, which no path can; leave it out")
-    if "://" not in expanded:
-        return expand_user(pathlib.Path(expanded))
-    from etils import epath
-
-    try:
-        return epath.Path(expanded)
-    except KeyError as error:
-        raise UsageError(
-            f"{path}: no file system is known by this scheme; use gs://, s3:// or a local path"
-        ) from error
-
-
-def expand_user(path: pathlib.Path) -> pathlib.Path:
-    """Return a path with the home folder in place of a leading ``~`` or ``~NAME``.
-
-    Raises UsageError if there is no such user, or the home folder is not known.
-    """
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise UsageError(
-            f"{path}: the home folder of {path.parts[0]} is not known; write the path out"
-        ) from error
-
-
 class Notes:
     """What the user should know of how the data were read: one line for each kind of thing."""
 
@@ -126,7 +85,7 @@ def find_files(path: str, setting: str, split: str = "train") -> tuple[TextFile,
     """Return the files of a split that ``path`` (a file, folder or glob) names, sorted by name.
 
     Args:
-      path: As described in `train.data.data_config.TextDataConfig`. `{000..063}` stands for each of
+      path: As described in `TextDataConfig`. `{000..063}` stands for each of
         these numbers.
       setting: Name of the setting that it came from, for error messages.
       split: Split to choose from a data folder. A path without splits is one split as a whole.
@@ -154,9 +113,14 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
             f"{setting}: is empty; give a file, a folder or a glob (docs/tasks.md has the formats)"
         )
     if _NUMBERS.search(path):
-        paths = _numbered_paths(path, setting)
+        paths = list(itertools.islice(_numbered_paths(path, setting), MAX_NUMBERED_PATHS + 1))
+        if len(paths) > MAX_NUMBERED_PATHS:
+            raise UsageError(
+                f"{setting} {path[:80]}: stands for more than {MAX_NUMBERED_PATHS:,} paths; give "
+                "fewer numbers"
+            )
         return {"train": tuple(file for each in paths for file in find_files(each, setting))}
-    if path.startswith(SCHEMES):
+    if path.startswith(HTTP_SCHEMES):
         return {"train": (_http_file(path, setting),)}
     with as_user_error(f"{setting} {path}"):
         for place in _candidate_paths(path):
@@ -164,7 +128,50 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
                 if place.is_dir():
                     return _split_folder(f"{setting} {path}", files, notes)
                 return {"train": tuple(files)}
-    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
+    raise _missing(path, setting)
+
+
+FindFiles = Callable[[str, str, Notes], Mapping[str, Sequence[TextFile]]]
+"""Function that finds the files of a path by split, as `find_splits` does."""
+
+
+class SplitFiles(NamedTuple):
+    """Files of one split, and the setting and the path that named them."""
+
+    setting: str
+    path: str
+    files: Sequence[TextFile]
+
+
+def find_all_splits(
+    path: str,
+    validation_path: str,
+    test_path: str,
+    notes: Notes,
+    *,
+    section: str = "data",
+    find: FindFiles = find_splits,
+) -> dict[str, SplitFiles]:
+    """Return the files of each split: of its own path, or of the folder of splits that `path` is.
+
+    Args:
+      path: Training data.
+      validation_path: Validation data; empty: those of `path`, if it has some.
+      test_path: Test data; likewise.
+      notes: Receives what was taken for data.
+      section: Settings that hold the paths, for error messages.
+      find: Finds the files of a path.
+    """
+    own = find(path, f"{section}.path", notes)
+    splits = {"train": SplitFiles(f"{section}.path", path, own["train"])}
+    for split, split_path in (("validation", validation_path), ("test", test_path)):
+        setting = f"{section}.{split}_path"
+        if split_path:
+            found = find(split_path, setting, notes)
+            splits[split] = SplitFiles(setting, split_path, found.get(split, found["train"]))
+        elif split in own:
+            splits[split] = SplitFiles(f"{section}.path", f"{path}, {split}", own[split])
+    return splits
 
 
 def is_table(name: str) -> bool:
@@ -214,28 +221,15 @@ def _split_folder(
 
 def _numbered_paths(path: str, setting: str) -> Iterator[str]:
     """Yield the paths that one with `{000..063}` stands for."""
-    texts = _NUMBERS.split(path)
-    bounds = [(texts[n], texts[n + 1]) for n in range(1, len(texts), 3)]
-    sizes = []
-    for first, last in bounds:
-        # Python reads at most 4,300 digits as a number.
-        is_short = max(len(first), len(last)) <= 20
-        size = int(last) - int(first) + 1 if is_short else math.inf
-        if size < 1:
-            raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
-        sizes.append(size)
-    if math.prod(sizes) > MAX_NUMBERED_PATHS:
-        raise UsageError(
-            f"{setting} {path[:80]}: stands for more than {MAX_NUMBERED_PATHS:,} paths; give fewer "
-            "numbers"
-        )
-    numbers = [
-        [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] for first, last in bounds
-    ]
-    for chosen in itertools.product(*numbers):
-        yield texts[0] + "".join(
-            number + text for number, text in zip(chosen, texts[3::3], strict=True)
-        )
+    if (match := _NUMBERS.search(path)) is None:
+        yield path
+        return
+    first, last = match.groups()
+    if int(first) > int(last):
+        raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
+    for number in range(int(first), int(last) + 1):
+        numbered = f"{path[: match.start()]}{number:0{len(first)}}{path[match.end() :]}"
+        yield from _numbered_paths(numbered, setting)
 
 
 def find_file(path: str, setting: str) -> TextFile:
@@ -249,7 +243,7 @@ def find_file(path: str, setting: str) -> TextFile:
     with as_user_error(f"{setting} {path}"):
         if (file := find_optional_file(path)) is not None:
             return file
-    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
+    raise _missing(path, setting)
 
 
 def find_optional_file(path: str) -> TextFile | None:
@@ -287,19 +281,16 @@ def _candidate_paths(path: str) -> Iterator[AnyPath]:
             yield folder / location
 
 
-def _what_is_missing(path: str) -> str:
-    """Return the problem of a path that names no file."""
-    location = expand_path(path)
-    if location.exists():
-        return "holds no files"
-    if location.is_absolute():
-        return "does not exist"
-    base = os.environ.get("TRANSFORMER_DATA")
-    places = [f"in {base} ($TRANSFORMER_DATA)"] * bool(base)
-    places += [f"below {KAGGLE_INPUT}"] * KAGGLE_INPUT.is_dir()
-    if places:
-        return f"exists neither here nor {' nor '.join(places)}"
-    return "does not exist here, and TRANSFORMER_DATA names no other folder to look in"
+def _missing(path: str, setting: str) -> UserError:
+    """Return the error of a path that names no file."""
+    problem = "does not exist"
+    if expand_path(path).exists():
+        problem = "holds no files"
+    elif not expand_path(path).is_absolute():
+        base = os.environ.get("TRANSFORMER_DATA")
+        other = f"in {base} ($TRANSFORMER_DATA)" if base else "in $TRANSFORMER_DATA, not set"
+        problem = f"exists neither here nor {other}"
+    return UserError(f"{setting} {path}: {problem}; give a file, a folder or a glob")
 
 
 def _files_at(place: AnyPath) -> Iterator[TextFile]:

@@ -7,19 +7,83 @@ node is an operator with probability 1/4 and a digit otherwise, and always a dig
 depth. Expressions that are too short or too long are rejected.
 """
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
-from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
-from train.data.examples import ExampleCorpus
+from train.data.data_config import TokenizerConfig
+from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.text_labels import (
+    ClassificationDataConfig,
     ClassificationSplit,
     LabeledText,
     make_classification_corpus,
     read_labeled_texts,
 )
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
+from train.settings import HostSeed
+from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOpsDataConfig(ExampleDataConfig):
+    """ListOps: nested operations on digits, labeled by their value. ``[MAX 4 [MIN 5 1 ] 2 ]`` is 4.
+
+    Nangia and Bowman 2018, with the lengths of the Long Range Arena (Tay et al. 2021, section
+    2.2.1) as defaults. Expressions are generated from a seed, without duplicates; with a path they
+    are read from files.
+    """
+
+    path: Annotated[str, Mark.RESUMABLE, Mark.COMMON] = ""
+    """File as the arena publishes it, with columns Source and Target; likewise validation_path and
+    test_path. Empty: expressions are generated."""
+
+    train_examples: PositiveInt = 96_000
+    """Number of training expressions to generate."""
+
+    validation_examples: PositiveInt = 2000
+    """Number of validation expressions to generate."""
+
+    test_examples: PositiveInt = 2000
+    """Number of test expressions to generate."""
+
+    min_length: NonNegativeInt = 500
+    """Generated expressions have more tokens than this. Operators, digits and ] are one token."""
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 2000
+    """Generated expressions have fewer tokens than this, so that they fit with the start token.
+    Longer ones in files are truncated."""
+
+    max_depth: Annotated[int, Bounds(2, 500)] = 10
+    """Maximum depth of nesting: operators stand at smaller depths, and digits alone at this one."""
+
+    max_arguments: Annotated[int, Bounds(2, 2**16)] = 10
+    """Maximum number of arguments of an operator; the minimum is 2."""
+
+    generator_seed: HostSeed = 0
+    """Seed of the generated expressions."""
+
+    tokenizer: TokenizerConfig = TokenizerConfig(
+        "word", vocab_size=32, training_characters=1_000_000
+    )
+    """Settings of the tokenizer. The first million characters have all 15 words."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Both bounds are exclusive: one length has to lie between them.
+        if self.max_length - self.min_length < 2:
+            raise UsageError(
+                f"data.min_length: no expression is longer than {self.min_length} tokens and "
+                f"shorter than data.max_length {self.max_length}; give less"
+            )
+        for name in ("validation_path", "test_path"):
+            if getattr(self, name) and not self.path:
+                raise UsageError(
+                    f"data.{name}: has no effect while expressions are generated; set data.path too"
+                )
+
 
 OPERATOR_PROBABILITY = 0.25
 

@@ -17,16 +17,16 @@ from train.data.corpus import (
     prepare_tokenizer,
 )
 from train.data.data_config import SourceConfig, TextDataConfig
-from train.data.disk_cache import cache_folder, cache_key
 from train.data.files import SPLITS, Notes
 from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches
 from train.data.streaming import StreamedText, StreamReader
 from train.data.text_files import Document
-from train.data.text_splits import TextSplits, find_sources
+from train.data.text_splits import DocumentSplits, TextSplits, find_sources
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
+from train.files import cache_folder, cache_key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -306,12 +306,14 @@ class MixedSplits:
 
     Attributes:
       names: The splits: "train", "validation" and, if a source has one, "test".
+      notes: None: the sources have their own.
     """
 
     def __init__(self, config: TextDataConfig):
+        self.notes = Notes()
         listed = listed_sources(config)
         self._weights = [each.config.weight for each in listed]
-        self._splits: list[TextSplits | StreamedSplits] = []
+        self._splits: list[DocumentSplits] = []
         for section, name, source in listed:
             own = source_data(config, source)
             if config.streaming.enabled:
@@ -357,7 +359,7 @@ def interleave_documents(
         if document is None:
             del readers[number]
             continue
-        characters[number] += len(document.text)
+        characters[number] += document.num_characters
         yield document
 
 

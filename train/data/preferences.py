@@ -10,33 +10,47 @@ number of tokens that they sum over: {"chosen": -21.5, "rejected": -30.2, "token
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from train.data.batches import example_ids
-from train.data.buckets import RaggedArray
 from train.data.chat_template import ASSISTANT, ChatTemplate, ChatTokens
 from train.data.conversations import (
     ANSWERS,
     LISTS,
     QUESTIONS,
     Conversation,
+    ConversationSplit,
     encode_conversation,
-    notes_on_fields,
     parse_conversation,
     parse_messages,
-    read_template,
-    with_template,
+    prepare_chats,
+    require_ends_of_turns,
 )
-from train.data.example_configs import PreferenceDataConfig
-from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
+from train.data.examples import ExampleCorpus, ExampleDataConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from transformer.validation import Bounds, Mark
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceDataConfig(ExampleDataConfig):
+    """Pairs of answers in JSON lines: `prompt`, `chosen` and `rejected`, texts or messages."""
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 512
+    """Tokens of a row, which holds both sequences of a pair: half of it for each. Longer sequences
+    are cut at their ends; their number is reported."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_ends_of_turns(self.tokenizer)
+
 
 PARTS = ("chosen", "rejected")
 
@@ -129,13 +143,8 @@ def _parse_reference(location: str, value: Any) -> Reference | None:
 class PreferenceSplit:
     """Rows of one pair each."""
 
-    tokens: RaggedArray
-    targets: RaggedArray
-    counted: RaggedArray
-    """1 for each target of an answer."""
-    segments: RaggedArray
-    """1 for the chosen sequence, 2 for the rejected one."""
-    positions: RaggedArray
+    rows: ConversationSplit
+    """The chosen sequence is segment 1, the rejected one segment 2."""
     reference: np.ndarray  # [n, 2] float32
     """Log-likelihoods of both answers under the reference; NaN where a pair has none."""
 
@@ -143,14 +152,15 @@ class PreferenceSplit:
     def num_targets(self) -> np.ndarray:  # [n, 2]
         """Number of tokens of both answers of each pair."""
         of_answers = [
-            self.segments[row][self.counted[row] > 0] for row in range(len(self.segments))
+            self.rows.segments[row][self.rows.counted[row] > 0]
+            for row in range(len(self.reference))
         ]
         return np.array([[np.sum(each == side) for side in (1, 2)] for each in of_answers])
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
         """Number of tokens of each row."""
-        return self.tokens.lengths[:, None]
+        return self.rows.lengths
 
     def batch(
         self,
@@ -162,16 +172,10 @@ class PreferenceSplit:
         The arrays are those of `ConversationSplit.batch`, and `reference_chosen` and
         `reference_rejected` [B] float32, 0 in empty rows.
         """
-        fields = ("tokens", "targets", "segments", "positions")
-        batch = {name: getattr(self, name).pad(indices, lengths[0])[0] for name in fields}
-        weights = self.counted.pad(indices, lengths[0])[0].astype(np.float32)
         reference = np.where(indices[:, None] < 0, 0, self.reference[indices])  # [B, 2]
-        return batch | {
-            "weights": weights,
-            "examples": example_ids(np.maximum(indices, 0)),
-            "reference_chosen": reference[:, 0],
-            "reference_rejected": reference[:, 1],
-        }
+        chosen, rejected = reference[:, 0], reference[:, 1]
+        rows = self.rows.batch(indices, lengths)
+        return rows | {"reference_chosen": chosen, "reference_rejected": rejected}
 
 
 def prepare_preferences(
@@ -186,32 +190,21 @@ def prepare_preferences(
     Raises:
       UserError: A file is missing or malformed, or no pair is left.
     """
-    splits = read_splits(config, parse_pair)
-    untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
-    tokenizer = tokenizer or tokenizer_for_splits(
-        config.tokenizer,
-        {
-            name: (each.text(untrained) for pair in pairs for each in (pair.chosen, pair.rejected))
-            for name, pairs in splits.items()
-        },
+    return prepare_chats(
+        config,
+        config.chat_template,
+        tokenizer,
+        parse=parse_pair,
+        conversations=lambda pair: pair[:2],
+        content=lambda pair: [
+            pair.chosen.content,
+            pair.rejected.content,
+            *(pair.reference or ()),
+        ],
+        encode=lambda name, pairs, tokenizer, template, notes: encode_split(
+            name, pairs, tokenizer, template, config.max_length // 2, notes
+        ),
     )
-    tokenizer = with_template(tokenizer, config.chat_template)
-    template = ChatTemplate.of_tokenizer(tokenizer)
-    notes, pairs = splits.notes, itertools.chain.from_iterable(splits.values())
-    notes += notes_on_fields(template, (each for pair in pairs for each in pair[:2]))
-    encoded = {
-        name: encode_split(name, pairs, tokenizer, template, config.max_length // 2, notes)
-        for name, pairs in splits.items()
-    }
-    # Without the locations: the digest must not depend on the paths of the files.
-    content = {
-        name: [
-            [pair.chosen.content, pair.rejected.content, *(pair.reference or ())] for pair in pairs
-        ]
-        for name, pairs in splits.items()
-    }
-    digest = corpus_digest(tokenizer, {"template": template.source, **content})
-    return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
 
 
 def encode_split(
@@ -222,65 +215,35 @@ def encode_split(
     limit: int,
     notes: list[str],
 ) -> PreferenceSplit:
-    """Tokenize a split. Notes on cut and dropped pairs are appended to `notes`."""
-    encoded = [encode_pair(tokenizer, template, pair, limit) for pair in pairs]
-    num_cut = sum(each.is_cut for each in encoded)
-    answered = [all(each.num_targets) for each in encoded]
-    kept = [each.answers for each, has in zip(encoded, answered, strict=True) if has]
-    reference = [
-        _check_reference(pair, each.num_targets)
-        for pair, each, has in zip(pairs, encoded, answered, strict=True)
-        if has
-    ]
+    """Tokenize a split, each sequence cut to `limit` tokens and one to predict.
+
+    Notes on cut and dropped pairs are appended to `notes`.
+    """
+    rows, reference, num_cut = [], [], 0
+    for pair in pairs:
+        full = [encode_conversation(tokenizer, template, each) for each in pair[:2]]
+        num_cut += any(len(each.tokens) > limit + 1 for each in full)
+        row = [ChatTokens(*(array[: limit + 1] for array in each)) for each in full]
+        # The first token has nothing to be predicted from.
+        chosen, rejected = (int(each.is_completion[1:].sum()) for each in row)
+        if chosen and rejected:
+            rows.append(row)
+            reference.append(_check_reference(pair, (chosen, rejected)))
     if num_cut:
         notes.append(
             f"the {name} split: {num_cut:,} of {len(pairs):,} pairs have a sequence of more than "
             f"{limit} tokens, half of data.max_length, and are cut at their ends"
         )
-    if dropped := len(encoded) - len(kept):
+    if dropped := len(pairs) - len(rows):
         notes.append(
             f"the {name} split: {dropped:,} of {len(pairs):,} pairs have no answer left and are "
             "left out"
         )
-    if not kept:
+    if not rows:
         raise UserError(
             f"the {name} split: has no pair of answers; give some, or raise data.max_length"
         )
-    return PreferenceSplit(
-        tokens=_rows([[each.tokens[:-1] for each in pair] for pair in kept]),
-        targets=_rows([[each.tokens[1:] for each in pair] for pair in kept]),
-        counted=_rows([[each.is_completion[1:] for each in pair] for pair in kept]),
-        segments=_rows(
-            [
-                [np.full(len(each.tokens) - 1, number) for number, each in enumerate(pair, start=1)]
-                for pair in kept
-            ]
-        ),
-        positions=_rows([[np.arange(len(each.tokens) - 1) for each in pair] for pair in kept]),
-        reference=np.array(reference, np.float32),
-    )
-
-
-class EncodedPair(NamedTuple):
-    """Tokens of both sequences of a pair."""
-
-    answers: tuple[ChatTokens, ChatTokens]
-    is_cut: bool
-
-    @property
-    def num_targets(self) -> tuple[int, int]:
-        """Number of tokens of each answer. The first token has nothing to be predicted from."""
-        chosen, rejected = (int(each.is_completion[1:].sum()) for each in self.answers)
-        return chosen, rejected
-
-
-def encode_pair(
-    tokenizer: Tokenizer, template: ChatTemplate, pair: Pair, limit: int
-) -> EncodedPair:
-    """Return the tokens of a pair, each sequence cut to `limit` tokens and one to predict."""
-    both = [encode_conversation(tokenizer, template, each) for each in (pair.chosen, pair.rejected)]
-    chosen, rejected = (ChatTokens(*(x[: limit + 1] for x in each)) for each in both)
-    return EncodedPair((chosen, rejected), any(len(each.tokens) > limit + 1 for each in both))
+    return PreferenceSplit(ConversationSplit.of_rows(rows), np.array(reference, np.float32))
 
 
 def _check_reference(pair: Pair, num_targets: tuple[int, int]) -> tuple[float, float]:
@@ -298,7 +261,3 @@ def _check_reference(pair: Pair, num_targets: tuple[int, int]) -> tuple[float, f
             "and data.max_length"
         )
     return pair.reference.log_likelihoods
-
-
-def _rows(pairs: Sequence[Sequence[np.ndarray]]) -> RaggedArray:
-    return RaggedArray.from_sequences([np.concatenate(pair) for pair in pairs])

@@ -12,20 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from train.data.arrays import check_arrays
-from train.data.data_config import (
-    ArrayDataConfig,
-    DataConfig,
-    StreamingConfig,
-    TextDataConfig,
-)
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.arrays import ArrayDataConfig, check_arrays
+from train.data.bitext import BitextDataConfig
+from train.data.data_config import DataConfig, StreamingConfig, TextDataConfig
 from train.data.held_data import HELD_DATA, PYTHON_DATA_PREFIX, PythonData
 from train.data.text_files import check_unicode
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UserError
 
 SPLITS = ("train", "validation", "test")

@@ -10,18 +10,19 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import IO, Any, Literal, NamedTuple
 
-from train.data.bounded_files import iter_lines, read_all, too_large_error
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
-from train.runtime.local_hardware import host_memory_bytes
+from train.files import iter_lines, read_all, too_large_error
+from train.runtime.host import host_memory_bytes
 
 FORMATS_PAGE = "docs/tasks.md"
 """Page that shows the formats of every task, for error messages."""
@@ -33,13 +34,11 @@ TextForm = Literal["lines", "cells"]
 """What plain text is: a row a line, or separated cells."""
 
 _BUFFER_BYTES = 2**17
+_PIECE_BYTES = 2**20
+_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
 _MAX_ROW_BYTES = 2**28  # limit of one line of JSON lines
 _BATCH_ROWS = 1024
-
-# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
-# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
-_MAX_RATIO, _MIN_LIMIT = 200, 2**26
 
 _COMPRESSIONS = {
     "gzip": (".gz", re.compile(rb"\x1f\x8b")),
@@ -184,11 +183,9 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     with as_user_error(str(file.path)), file.path.open("rb", *buffer) as stream:
         head = stream.read(10)
         stream.seek(0)
-        compression = ""
-        for name, (ending, magic) in _COMPRESSIONS.items():
-            if magic.match(head):
-                compression = name
-            elif file.name.lower().endswith(ending) and not compression:
+        compression = next((name for name, (_, x) in _COMPRESSIONS.items() if x.match(head)), "")
+        for name, (ending, _) in _COMPRESSIONS.items():
+            if file.name.lower().endswith(ending) and not compression:
                 raise UserError(
                     f"{file.path}: damaged {name} (its first bytes are not those of {name}); fetch "
                     "it again, or rename it if it is not compressed"
@@ -196,53 +193,21 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
         if not compression:
             yield _as_utf8(stream, file)
             return
+        openers: dict[str, Callable[[Any], Any]] = {
+            "gzip": gzip.open,
+            "bzip2": bz2.open,
+            "xz": lzma.open,
+            "zstd": lambda stream: import_pyarrow(file.path).CompressedInputStream(stream, "zstd"),
+        }
         try:
-            with _decompress(compression, stream, file) as unzipped:
-                bounded = _BoundedBytes(unzipped, file, stream)
-                buffered = io.BufferedReader(bounded, _BUFFER_BYTES)
-                yield _as_utf8(cast("IO[bytes]", buffered), file)
+            with openers[compression](stream) as unzipped:
+                yield _as_utf8(io.BufferedReader(unzipped, _BUFFER_BYTES), file)
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the file system
             raise UserError(
                 f"{file.path}: damaged {compression} ({error}); fetch it again"
             ) from error
-
-
-def _decompress(
-    compression: str, stream: IO[bytes], file: TextFile
-) -> contextlib.AbstractContextManager[Any]:
-    if compression == "zstd":
-        stream_of_zstd: Any = import_pyarrow(file.path).CompressedInputStream(stream, "zstd")
-        return cast("contextlib.AbstractContextManager[Any]", stream_of_zstd)
-    opened: Any = {"gzip": gzip, "bzip2": bz2, "xz": lzma}[compression].open(stream)
-    return cast("contextlib.AbstractContextManager[Any]", opened)
-
-
-class _BoundedBytes(io.RawIOBase):
-    """Decompressed bytes of a file, up to the size that text can have.
-
-    Without a bound, a decompression bomb would fill the memory.
-    """
-
-    def __init__(self, unzipped: Any, file: TextFile, compressed: IO[bytes]):
-        self._unzipped, self._file, self._compressed = unzipped, file, compressed
-        self._size = file.fingerprint()[1]  # 0: an HTTP server did not say
-        self._bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._unzipped.readinto(buffer)
-        self._bytes += count
-        size = self._size or self._compressed.tell()
-        if self._bytes > max(_MIN_LIMIT, _MAX_RATIO * size):
-            raise UserError(
-                f"{self._file.path}: unpacks to more than {_MAX_RATIO} times its size, which "
-                "no text does; leave it out, or unpack it yourself"
-            )
-        return count
 
 
 def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:
@@ -332,10 +297,36 @@ def read_text(stream: IO[bytes], file: TextFile, encoding: str = "utf-8") -> str
         with contextlib.suppress(UnicodeDecodeError):
             return encoded.decode("utf-8-sig")
     try:
-        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+        return encoded.decode(encoding).removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = encoded.count(b"\n", 0, error.start)
-        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
+        raise _not_encoded(line_location(file, line), error, encoding, 0) from error
+
+
+def read_pieces(file: TextFile) -> Generator[str]:
+    """Yield the text of a file of UTF-8 in pieces, without a byte order mark.
+
+    Raises:
+      UserError: It cannot be read, it is plainly no text, or it is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    num_lines = num_bytes = 0
+    with open_decompressed(file) as stream:
+        while True:
+            encoded = stream.read(_PIECE_BYTES)
+            if not num_bytes:
+                _check_zero_bytes(encoded[:_BUFFER_BYTES], file)
+            try:
+                piece = decoder.decode(encoded, final=not encoded)
+            except UnicodeDecodeError as error:
+                line = num_lines + error.object.count(b"\n", 0, error.start)
+                offset = num_bytes + len(encoded) - len(error.object)
+                raise _not_encoded(line_location(file, line), error, "utf-8", offset) from error
+            yield piece if num_bytes else piece.removeprefix(_BYTE_ORDER_MARK)
+            if not encoded:
+                return
+            num_lines += piece.count("\n")
+            num_bytes += len(encoded)
 
 
 def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) -> bytes:
@@ -345,21 +336,24 @@ def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) ->
     if size > limit:
         raise too_large_error(file.path, size, limit)
     start = stream.read(_BUFFER_BYTES)
+    if not allow_zero_bytes:
+        _check_zero_bytes(start, file)
+    return start + read_all(stream, file.path, limit)
+
+
+def _check_zero_bytes(start: bytes, file: TextFile) -> None:
     zeros = start.count(0)
-    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
+    if zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
         raise UserError(
             f"{file.path}: is not text ({zeros} of its first {len(start)} bytes are 0); leave "
             "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
-    return start + read_all(stream, file.path, limit)
 
 
-def _not_encoded(
-    location: str, encoded: bytes, error: UnicodeDecodeError, encoding: str, offset: int
-) -> UserError:
+def _not_encoded(location: str, error: UnicodeDecodeError, encoding: str, offset: int) -> UserError:
     return UserError(
         f"{location}: not {encoding.upper()} at byte {offset + error.start} of the file "
-        f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), set "
+        f"(0x{error.object[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), set "
         "data.encoding where there is one, or leave the file out with a glob"
     )
 
@@ -401,9 +395,9 @@ def _json_lines(stream: IO[bytes], file: TextFile, start: RecordPosition) -> Ite
         location = line_location(file, number - 1)
         try:
             # The mark may stand at the start of any line: files are joined.
-            text = line.decode().lstrip("\N{ZERO WIDTH NO-BREAK SPACE}")
+            text = line.decode().lstrip(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
-            raise _not_encoded(location, line, error, "utf-8", offset) from error
+            raise _not_encoded(location, error, "utf-8", offset) from error
         offset += len(line)
         if text and not text.isspace():
             yield Row(RecordPosition(offset, number), number, location, parse_json(text, location))
@@ -546,36 +540,30 @@ def _open_table(
         from pyarrow import parquet
 
         file = parquet.ParquetFile(stream)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        groups = [group for group, end in enumerate(ends) if end > start]  # others are not read
+        start -= ends[groups[0] - 1] if groups and groups[0] else 0
         columns = [column] if column in file.schema_arrow.names else None
-
-        def batches() -> Iterator[Any]:
-            remaining = start
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if remaining >= rows:  # without reading it
-                    remaining -= rows
-                    continue
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
-                    yield batch.slice(remaining)
-                    remaining = max(0, remaining - len(batch))
-
-        return file.schema_arrow, batches()
-    from pyarrow import ipc
-
-    if _peek(stream).startswith(b"ARROW1"):
-        table = ipc.open_file(stream)
-        all_batches = (table.get_batch(number) for number in range(table.num_record_batches))
+        schema = file.schema_arrow
+        batches = file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns)
     else:
-        table = ipc.open_stream(stream)
-        all_batches = iter(table)
+        from pyarrow import ipc
 
-    def sliced() -> Iterator[Any]:
+        if _peek(stream).startswith(b"ARROW1"):
+            table = ipc.open_file(stream)
+            batches = (table.get_batch(number) for number in range(table.num_record_batches))
+        else:
+            table = batches = ipc.open_stream(stream)
+        schema = table.schema
+
+    def rest() -> Iterator[Any]:
         remaining = start
-        for batch in all_batches:
+        for batch in batches:
             yield batch.slice(remaining)
             remaining = max(0, remaining - len(batch))
 
-    return table.schema, sliced()
+    return schema, rest()
 
 
 def _class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:

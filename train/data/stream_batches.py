@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from train.data.batches import example_ids, host_rows
 from train.data.source_mixing import MixtureSchedule
@@ -156,8 +158,6 @@ class StreamedTrainingBatches:
 
         All processes call it together: each knows only the groups that it reads.
         """
-        import jax  # not at the top: reading data needs no JAX
-
         fields = len(StreamPosition._fields)
         # The first column is the batch. -1: this process has not read the group.
         known = np.full((len(self._schedules), 1 + fields * len(self._names)), -1, np.int64)
@@ -166,8 +166,6 @@ class StreamedTrainingBatches:
                 batch, positions = group.position(cursor)
                 known[number] = [batch, *np.array(positions).ravel()]
         if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
             # As 32-bit words: without x64, JAX would truncate offsets of large files.
             gathered = multihost_utils.process_allgather(known.view(np.int32))
             known = np.ascontiguousarray(gathered).view(np.int64).max(axis=0)

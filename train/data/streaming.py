@@ -90,7 +90,7 @@ class StreamedText:
         setting = f"{self.section}.text_field"
         reader = DocumentReader(self.files, self.text_field, setting, notes)
         all_records = reader.records(self.files[index], start)
-        return ((position, document) for position, document in all_records if document.text)
+        return ((position, document) for position, document in all_records if not document.is_empty)
 
     def is_held_out(self, index: int, position: RecordPosition) -> bool:
         """Return True for a document, given the position after it, that is not trained on."""
@@ -281,8 +281,8 @@ class StreamReader:
                 self._records_at = (start.epoch, file, position)
                 if self._text.is_held_out(index, position):
                     continue
-                texts.append(document.text)
-                characters += len(document.text)
+                texts.append(text := document.text)
+                characters += len(text)
                 if len(texts) == self._shuffle_window or characters >= MAX_WINDOW_CHARACTERS:
                     return texts, StreamPosition(start.epoch, file, *position)
             at = RecordPosition()

@@ -4,12 +4,14 @@
 standard library. It is real text and real code, and needs no network.
 """
 
+import dataclasses
+import functools
 import importlib
+import itertools
 import pathlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from train.data.files import Notes, TextFile, is_table
 from train.data.rows import (
@@ -21,17 +23,79 @@ from train.data.rows import (
     find_format,
     open_decompressed,
     plain_name,
+    read_pieces,
     read_text,
     split_lines,
 )
 from train.errors import UserError, as_user_error
 
+_PIECES_IN_MEMORY = 8
 
-class Document(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class Document:
     """A text, and a name that does not change when the corpus is moved or grows."""
 
     name: str
-    text: str
+    source: str | Callable[[], Iterator[str]]
+    """The text, or a function that reads it in pieces, anew each time."""
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text in pieces: a long one is never held in full."""
+        return iter((self.source,)) if isinstance(self.source, str) else self.source()
+
+    @property
+    def text(self) -> str:
+        """The text in full."""
+        return "".join(self.pieces())
+
+    @property
+    def is_empty(self) -> bool:
+        """True for a document without text."""
+        return not any(self.pieces())
+
+    @property
+    def num_characters(self) -> int:
+        """Number of characters."""
+        return sum(map(len, self.pieces()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes in UTF-8."""
+        return sum(len(piece.encode()) for piece in self.pieces())
+
+    def part(self, start: int, stop: int) -> "Document":
+        """Return the characters from `start` up to `stop` as a document of the same name."""
+
+        def pieces() -> Iterator[str]:
+            before = 0
+            for piece in self.pieces():
+                yield piece[max(0, start - before) : max(0, stop - before)]
+                before += len(piece)
+
+        return Document(self.name, pieces)
+
+    def first_bytes(self, max_bytes: int) -> "Document":
+        """Return the whole characters of the first bytes as a document of the same name."""
+
+        def pieces() -> Iterator[str]:
+            remaining = max_bytes
+            for piece in self.pieces():
+                encoded = piece.encode()
+                yield encoded[: max(0, remaining)].decode(errors="ignore")
+                remaining -= len(encoded)
+
+        return Document(self.name, pieces)
+
+
+def _read_document(file: TextFile) -> Document:
+    """Return a file of plain text as one document. Only a short one is held in memory."""
+    pieces = read_pieces(file)
+    first = list(itertools.islice(pieces, _PIECES_IN_MEMORY))
+    if next(pieces, None) is None:
+        return Document(file.name, "".join(first))
+    pieces.close()
+    return Document(file.name, functools.partial(read_pieces, file))
 
 
 class DocumentReader:
@@ -69,7 +133,7 @@ class DocumentReader:
         """
         for file in self.files:
             for _, document in self.records(file):
-                if document.text:
+                if not document.is_empty:
                     yield document
 
     def records(
@@ -86,9 +150,7 @@ class DocumentReader:
         """
         if self._is_text(file):
             if start == START:
-                with open_decompressed(file) as stream:
-                    text = read_text(stream, file)
-                yield RecordPosition(1, 1), Document(file.name, text)
+                yield RecordPosition(1, 1), _read_document(file)
             return
         num_nulls = 0
         for row in file_rows(file, start=start, column=self._field):
@@ -133,18 +195,14 @@ def read_documents(
 def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
     """Yield the first ``max_bytes`` UTF-8 bytes of the documents, in whole characters; 0: all."""
     remaining = max_bytes
-    for name, text in documents:
-        if not max_bytes:
-            yield Document(name, text)
-            continue
-        encoded = text.encode()
-        if len(encoded) < remaining:
-            remaining -= len(encoded)
-            yield Document(name, text)
-            continue
-        if cut := encoded[:remaining].decode(errors="ignore"):
-            yield Document(name, cut)
-        return
+    for document in documents:
+        size = document.num_bytes if max_bytes else -1
+        if size >= remaining:
+            if not (cut := document.first_bytes(remaining)).is_empty:
+                yield cut
+            return
+        yield document
+        remaining -= size if max_bytes else 0
 
 
 def check_unicode(location: str, name: str, text: str) -> None:
@@ -198,7 +256,7 @@ def _belongs(file: TextFile) -> bool:
     return not generated and not _LEFT_OUT.intersection(folders)
 
 
-def library_documents(files: tuple[TextFile, ...]) -> Iterator[Document]:
+def library_documents(files: Sequence[TextFile]) -> Iterator[Document]:
     """Yield the help topics, then the files, except those that are not UTF-8.
 
     Raises:

@@ -1,17 +1,18 @@
 """Labeled texts: files, encoding, and batches for classification of whole texts."""
 
+import codecs
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
-from train.data.example_configs import ClassificationDataConfig, ExampleDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
     corpus_digest,
@@ -26,7 +27,58 @@ from train.data.files import Notes, TextFile
 from train.data.rows import FORMATS_PAGE, TextForm, located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
+
+ClassificationFormat = Literal["tsv", "label_first"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationDataConfig(ExampleDataConfig):
+    """Labeled texts: rows of CSV, TSV, JSON or Parquet, or a label and a text a line.
+
+    Columns with usual names (text, sentence, review; label, class, sentiment) are found.
+    """
+
+    format: ClassificationFormat = "tsv"
+    """Format of plain text. tsv: separated columns. label_first: the first word is the label and
+    the rest is the text, as in TREC's question files."""
+
+    label_column: str = "label"
+    """Column of the label, by its name or by its number from 0."""
+
+    text_column: str = "text"
+    """Column of the text, by its name or by its number from 0."""
+
+    header: bool = True
+    """The first line of CSV names the columns. False: the numbers of columns are those of a file
+    without names. A first line with usual names is recognized either way."""
+
+    coarse_labels: bool = False
+    """Keep only the part of a label before its first colon: DESC of DESC:manner."""
+
+    encoding: str = "utf-8"
+    """Encoding of files that are not UTF-8: latin-1, ..."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format == "tsv" and not self.header:
+            for name in ("label_column", "text_column"):
+                column = getattr(self, name)
+                if not column.isdecimal():
+                    raise UsageError(
+                        f"data.{name}: {column!r} is not a column number, and there is no header "
+                        "to find a name in; give 0 or more, or set data.header"
+                    )
+        if self.label_column == self.text_column:
+            raise UsageError(
+                f"data.text_column: column {self.text_column} is the label; give another"
+            )
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise UsageError(
+                f"data.encoding: {self.encoding!r} is not known; give utf-8 or latin-1, say"
+            ) from None
 
 
 class LabeledText(NamedTuple):

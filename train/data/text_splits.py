@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from train.data.data_config import TextDataConfig
-from train.data.files import SPLITS, Notes, TextFile, find_splits, is_compressed
+from train.data.files import SPLITS, Notes, TextFile, find_all_splits, find_splits, is_compressed
 from train.data.text_files import (
     LIBRARY_PATH,
     Document,
@@ -25,10 +25,10 @@ from train.runtime.stages import stage
 class DocumentSplits(Protocol):
     """Documents of several splits, by name."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The splits."""
-        ...
+    names: tuple[str, ...]
+    """The splits."""
+    notes: Notes
+    """What the user should know of how the texts were read."""
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split."""
@@ -37,13 +37,6 @@ class DocumentSplits(Protocol):
     def estimate_characters(self, split: str) -> float:
         """Return about how many characters a split has, for progress; 0 if that is not known."""
         ...
-
-
-class FingerprintedSplits(DocumentSplits, Protocol):
-    """Splits whose texts can be told from others."""
-
-    notes: Notes
-    """What the user should know of how the texts were read."""
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
@@ -56,7 +49,7 @@ class TextSource:
 
     setting: str
     path: str
-    files: tuple[TextFile, ...]
+    files: Sequence[TextFile]
     text_field: str
     max_bytes: int
     notes: Notes
@@ -149,62 +142,44 @@ def find_sources(config: TextDataConfig, section: str, notes: Notes) -> dict[str
     Raises:
       UserError: A path has no files.
     """
-    sources: dict[str, TextSource] = {}
-    own_splits: Mapping[str, tuple[TextFile, ...]] = {}
-    for split, name in zip(SPLITS, ("path", "validation_path", "test_path"), strict=True):
-        setting, path = f"{section}.{name}", getattr(config, name)
+
+    def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
         if path == LIBRARY_PATH:
-            files = library_files()
-        elif path or split == "train":
-            found = find_splits(path, setting, notes)
-            files = found.get(split, found["train"])
-            if split == "train":
-                own_splits = found
-        elif split in own_splits:
-            setting, path, files = f"{section}.path", config.path, own_splits[split]
-        else:
-            continue
-        sources[split] = TextSource(
-            setting, path, files, config.text_field, config.max_bytes, notes
-        )
-    return sources
+            return {"train": library_files()}
+        return find_splits(path, setting, notes)
+
+    found = find_all_splits(
+        config.path, config.validation_path, config.test_path, notes, section=section, find=find
+    )
+    return {
+        split: TextSource(*each, config.text_field, config.max_bytes, notes)
+        for split, each in found.items()
+    }
 
 
-class Holdout(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Holdout:
     """Rule that divides documents into a training part and a held-out part."""
+
+    indices: frozenset[int] = frozenset()
+    """Whole documents that are held out."""
+    start: int | None = None
+    """Character, counted over all documents, from which on text is held out."""
 
     def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
         """Yield the documents of one of the two parts, in order."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentHoldout:
-    """Holds out whole documents, by index."""
-
-    held_out: frozenset[int]
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
-        for index, document in enumerate(documents):
-            if (index in self.held_out) == held_out:
-                yield document
-
-
-@dataclasses.dataclass(frozen=True)
-class TailHoldout:
-    """Holds out the characters from ``start`` on, counted over all documents."""
-
-    start: int
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
         before = 0
-        for name, text in documents:
-            cut = min(max(self.start - before, 0), len(text))
-            before += len(text)
-            if part := text[cut:] if held_out else text[:cut]:
-                yield Document(name, part)
+        for index, document in enumerate(documents):
+            if self.start is None:
+                if (index in self.indices) == held_out:
+                    yield document
+                continue
+            size = document.num_characters
+            cut = min(max(self.start - before, 0), size)
+            before += size
+            start, stop = (cut, size) if held_out else (0, cut)
+            if start < stop:
+                yield document.part(start, stop)
 
 
 class TextSplits:
@@ -256,11 +231,14 @@ class TextSplits:
         sizes = []
         with stage("reading the text", source.estimate_characters()) as progress:
             for document in source.documents():
-                sizes.append((document.name, len(document.text)))
-                progress.advance(len(document.text))
+                size = 0
+                for piece in document.pieces():
+                    size += len(piece)
+                    progress.advance(len(piece))
+                sizes.append((document.name, size))
         # Of a single document only a part can be held out: its end.
         if self._config.split_method == "documents" and len(sizes) > 1:
-            return DocumentHoldout(choose_held_out_documents(sizes, fraction))
+            return Holdout(choose_held_out_documents(sizes, fraction))
         total = sum(size for _, size in sizes)
         start = int(total * (1 - fraction))
         if not 0 < start < total:
@@ -268,7 +246,7 @@ class TextSplits:
                 f"{source.setting} {source.path}: {total} characters are too few to hold out "
                 f"{fraction:g} of them; give more text or set data.validation_path"
             )
-        return TailHoldout(start)
+        return Holdout(start=start)
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""

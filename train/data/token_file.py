@@ -38,23 +38,34 @@ class DocumentFrame:
             tokenizer.eos_token_id, () if first == [tokenizer.eos_token_id] else tuple(first)
         )
 
+    def pieces(
+        self,
+        parts: Iterable[np.ndarray],  # each [t] integers
+    ) -> Iterator[np.ndarray]:  # each [n]
+        """Yield a document with its separator before it, or else between `first` and separator.
+
+        A frame that the tokens bring along is not repeated. Nothing if there are no tokens.
+        """
+        waiting = (part for part in parts if len(part))
+        if (part := next(waiting, None)) is None:
+            return
+        first, separator = (np.array(each, part.dtype) for each in (self.first, [self.separator]))
+        yield first if len(first) else separator
+        if len(first) and np.array_equal(part[: len(first)], first):
+            part = part[len(first) :]
+        for following in waiting:
+            yield part
+            part = following
+        yield part[:-1] if part[-1:] == separator else part
+        if len(first):
+            yield separator
+
     def piece(
         self,
         tokens: np.ndarray,  # [t] integers
     ) -> np.ndarray:  # [n]
-        """Return a document with its separator before it, or else between `first` and separator.
-
-        A frame that the tokens bring along is not repeated. Empty if there are no tokens.
-        """
-        if not len(tokens):
-            return tokens
-        first, separator = (np.array(each, tokens.dtype) for each in (self.first, [self.separator]))
-        if len(first) and np.array_equal(tokens[: len(first)], first):
-            tokens = tokens[len(first) :]
-        if len(tokens) and tokens[-1] == self.separator:
-            tokens = tokens[:-1]
-        around = [first, tokens, separator] if len(first) else [separator, tokens]
-        return np.concatenate(around)
+        """Return what `pieces` yields of a document, in one array."""
+        return np.concatenate([tokens[:0], *self.pieces([tokens])])
 
     def around_pieces(self) -> tuple[list[int], list[int]]:
         """Return the tokens before the first piece and after the last: separators at both ends."""
@@ -132,11 +143,13 @@ def write_stream(
         before, after = frame.around_pieces()
         write(before)
         document_starts = []
-        for tokens in tokenizer.encode_documents(tally.count(documents), progress.advance):
-            piece = frame.piece(tokens)
-            if len(piece):  # not of white space, with the word tokenizer
-                document_starts.append(length)
-                write(piece)
+        encoded = tokenizer.encode_pieces(tally.count(documents), progress.advance)
+        while (part := next(encoded, None)) is not None:
+            start = length
+            for tokens in frame.pieces(_parts_of_document(*part, encoded)):
+                write(tokens)
+            if length > start:  # not of white space, with the word tokenizer
+                document_starts.append(start)
         write(after)
     starts = np.array(document_starts, np.int64)
     _starts_file(folder, name).write_bytes(starts.tobytes())
@@ -148,6 +161,16 @@ def write_stream(
         "dtype": dtype.name,
         "first": frame.first,
     }
+
+
+def _parts_of_document(
+    tokens: np.ndarray, is_last: bool, others: Iterator[tuple[np.ndarray, bool]]
+) -> Iterator[np.ndarray]:
+    """Yield the parts of one document of `Tokenizer.encode_pieces`, given the first of them."""
+    yield tokens
+    while not is_last:
+        tokens, is_last = next(others)
+        yield tokens
 
 
 def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> TokenStream:
@@ -186,14 +209,18 @@ class _Tally:
         self.bytes = 0
         self.digest = hashlib.blake2b(digest_size=16)
 
-    def count(self, documents: Iterable[Document]) -> Iterator[str]:
-        for _, text in documents:
-            encoded = text.encode()
-            self.bytes += len(encoded)
+    def count(self, documents: Iterable[Document]) -> Iterator[Iterator[str]]:
+        for document in documents:
             # Not the name, which may change with the file's. Lengths keep documents apart.
-            self.digest.update(f"{len(encoded)}\0".encode())
+            self.digest.update(f"{document.num_bytes}\0".encode())
+            yield self._pieces(document)
+
+    def _pieces(self, document: Document) -> Iterator[str]:
+        for piece in document.pieces():
+            encoded = piece.encode()
+            self.bytes += len(encoded)
             self.digest.update(encoded)
-            yield text
+            yield piece
 
 
 HostBatch = dict[str, np.ndarray]

@@ -2,18 +2,17 @@
 
 import dataclasses
 import itertools
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
-from train.data.example_configs import TokenLabelDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
     corpus_digest,
@@ -36,6 +35,26 @@ from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from transformer.validation import Bounds, Mark
+
+TagColumn = Literal["upos", "xpos"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLabelDataConfig(ExampleDataConfig):
+    """Sentences of tagged words: one word a line, and an empty line after each sentence.
+
+    A file is CoNLL-U (Universal Dependencies), or has the word in the first column and its tag in
+    the last (CoNLL 2000, 2002, 2003), or rows of JSON or Parquet with lists `tokens` and `tags`.
+    """
+
+    tag_column: TagColumn = "upos"
+    """CoNLL-U: the universal tags, or those of the language."""
+
+    max_length: Annotated[int, Bounds(2), Mark.COMMON] = 128
+    """Maximum number of tokens of a row. A longer sentence is cut between words into several rows,
+    so that no word is lost."""
+
 
 CONLLU_COLUMNS = 10
 _UPOS_COLUMN = 3
@@ -47,31 +66,22 @@ _DOCUMENT_START = "-DOCSTART-"
 
 
 class TaggedWord(NamedTuple):
-    """A word, its tag, and the index of its line, from 0."""
+    """A word, its tag, and the location of its line for error messages."""
 
     text: str
     tag: str
-    line: int
+    location: str
 
 
-class TaggedSentence(NamedTuple):
-    """The words of a sentence, and the file that they come from."""
-
-    words: Sequence[TaggedWord]
-    file: TextFile
-
-    def tag_locations(self) -> Iterator[tuple[str, str]]:
-        """Yield each tag with its location for error messages."""
-        return ((word.tag, line_location(self.file, word.line)) for word in self.words)
+TaggedSentence = Sequence[TaggedWord]
 
 
-def _make_sentence(location: str, words: Iterable[Any]) -> TaggedSentence:
+def _own_sentence(location: str, words: Iterable[Any]) -> TaggedSentence:
     """Return a sentence that a dataset of the user yields: words and their tags."""
     pairs = [check_text_pair(location, word) for word in words]
     if not pairs:
         raise UserError(f"{location}: has no words; leave it out")
-    tagged = [TaggedWord(text, tag, index) for index, (text, tag) in enumerate(pairs)]
-    return TaggedSentence(tagged, TextFile(location, pathlib.Path(location)))
+    return [TaggedWord(*pair, f"{location}:{number}") for number, pair in enumerate(pairs, start=1)]
 
 
 _WORD_FIELDS = ("tokens", "words")
@@ -89,15 +99,13 @@ def read_tagged_sentences(config: TokenLabelDataConfig) -> ExampleSplits[TaggedS
             if kind in ("text", "csv"):
                 sentences = read_sentences(config, file, notes)
             else:
-                sentences = (_sentence_of_row(file, row, config) for row in file_rows(file))
+                sentences = (_sentence_of_row(row, config) for row in file_rows(file))
             yield from ((str(file.path), sentence) for sentence in sentences)
 
-    return read_splits(config, lambda location, sentence: sentence, _make_sentence, read=read)
+    return read_splits(config, lambda location, sentence: sentence, _own_sentence, read=read)
 
 
-def _sentence_of_row(
-    file: TextFile, row: Row, config: TokenLabelDataConfig
-) -> TaggedSentence | None:
+def _sentence_of_row(row: Row, config: TokenLabelDataConfig) -> TaggedSentence | None:
     """Return the sentence of {"tokens": [...], "tags": [...]}; None if one of both is null."""
     location, value = row.location, row.value
     names = [*value] if isinstance(value, Mapping) else []
@@ -113,8 +121,7 @@ def _sentence_of_row(
             f"(it has {', '.join(names)[:200] or 'none'}); give them ({FORMATS_PAGE}#tagged-words)"
         )
     pairs = zip(words, map(str, tags), strict=True)
-    tagged = [TaggedWord(*check_text_pair(location, each), row.number - 1) for each in pairs]
-    return TaggedSentence(tagged, file) if tagged else None
+    return [TaggedWord(*check_text_pair(location, each), location) for each in pairs] or None
 
 
 def read_sentences(
@@ -127,17 +134,16 @@ def read_sentences(
     read = _conllu_word(config) if is_conllu else _columns_word(lines)
     words: list[TaggedWord] = []
     num_comments = 0
-    for index, line in enumerate(lines):
+    for index, line in enumerate([*lines, ""]):
+        location = line_location(file, index)
         if not line.strip():
             if words:
-                yield TaggedSentence(words, file)
+                yield words
             words = []
-        elif (word := read(line, line_location(file, index), not words)) is not None:
-            words.append(TaggedWord(*word, index))
+        elif (word := read(line, location, not words)) is not None:
+            words.append(TaggedWord(*word, location))
         else:
             num_comments += line.startswith("# ") and not is_conllu
-    if words:
-        yield TaggedSentence(words, file)
     if num_comments:
         notes.add(file.path, "lines with '# ' before a sentence, read as comments", num_comments)
 
@@ -149,14 +155,12 @@ the word and its tag, or None if it is none."""
 
 def _columns_word(lines: Sequence[str]) -> ReadWord:
     """Return a function that reads the first column and the last."""
-    marked = [line.startswith(("# ", _DOCUMENT_START)) for line in lines]
-    plain = [
-        line for line, is_mark in zip(lines, marked, strict=True) if line.strip() and not is_mark
-    ]
+    marks = ("# ", _DOCUMENT_START)
+    plain = [line for line in lines if line.strip() and not line.startswith(marks)]
     # Words may contain spaces where tabs separate the columns, and no-break spaces everywhere.
     separator = re.compile(r"\t" if plain and all("\t" in line for line in plain) else r"[ \t]+")
     shapes = {
-        (len(cells), cells[-1]) for line in plain if (cells := separator.split(line.strip(" \t")))
+        (len(cells), cells[-1]) for line in plain for cells in [separator.split(line.strip(" \t"))]
     }
 
     def word(line: str, location: str, is_first: bool) -> tuple[str, str] | None:
@@ -185,18 +189,14 @@ def _conllu_word(config: TokenLabelDataConfig) -> ReadWord:
     column = _UPOS_COLUMN + (config.tag_column == "xpos")
 
     def word(line: str, location: str, is_first: bool) -> tuple[str, str] | None:
-        if line.startswith("#"):
-            return None
         cells = line.split("\t")
-        if len(cells) != CONLLU_COLUMNS:
-            raise UserError(
-                f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; "
-                f"correct it ({FORMATS_PAGE}#tagged-words)"
-            )
-        if _NOT_A_WORD_ID.fullmatch(cells[0]):
+        if line.startswith("#") or _NOT_A_WORD_ID.fullmatch(cells[0]):
             return None
-        if not cells[0].isdecimal():
-            raise UserError(f"{location}: {cells[0]!r} is not a word number of CoNLL-U; correct it")
+        if len(cells) != CONLLU_COLUMNS or not cells[0].isdecimal():
+            raise UserError(
+                f"{location}: is not a word number and the other {CONLLU_COLUMNS - 1} columns of "
+                f"CoNLL-U; correct it ({FORMATS_PAGE}#tagged-words)"
+            )
         if cells[column] == "_":
             raise UserError(
                 f"{location}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
@@ -286,11 +286,11 @@ def prepare_token_labels(
     """
     splits = read_tagged_sentences(config)
     sentences = splits.before_holdout()
-    names = tuple(labels or sorted({word.tag for each in sentences for word in each.words}))
+    names = tuple(labels or sorted({word.tag for each in sentences for word in each}))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: (f" {' '.join(word.text for word in sentence.words)}" for sentence in sentences)
+            split: (f" {' '.join(word.text for word in sentence)}" for sentence in sentences)
             for split, sentences in splits.items()
         },
     )
@@ -300,7 +300,7 @@ def prepare_token_labels(
         for split, sentences in splits.items()
     }
     content = {
-        split: [[word[:2] for word in sentence.words] for sentence in sentences]
+        split: [[word[:2] for word in sentence] for sentence in sentences]
         for split, sentences in splits.items()
     }
     digest = corpus_digest(tokenizer, {"labels": names, **content})
@@ -392,8 +392,11 @@ def _encode(
     notes: list[str],
 ) -> TokenLabelSplit:
     """Tokenize a split. Notes on its sentences are appended to ``notes``."""
-    words = [[word.text for word in sentence.words] for sentence in sentences]
-    tags = [label_indices(sentence.tag_locations(), labels, "tag") for sentence in sentences]
+    words = [[word.text for word in sentence] for sentence in sentences]
+    tags = [
+        label_indices(((word.tag, word.location) for word in sentence), labels, "tag")
+        for sentence in sentences
+    ]
     encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=max_length)
     if num_extra := len(encoded.sentence_indices) - len(sentences):
         notes.append(

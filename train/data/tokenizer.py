@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tokenizers
 
-from train.data.files import expand_path
 from train.data.tokenizer_files import (
     component_spec,
     load_backend_tokenizer,
@@ -24,158 +25,58 @@ from train.data.tokenizer_files import (
 )
 from train.data.tokenizer_settings import TokenizerSettings
 from train.errors import UserError, as_user_error
-
-if TYPE_CHECKING:
-    import tokenizers
-
-    from train.data.files import AnyPath
+from train.files import AnyPath, expand_path
 
 CHUNK_CHARACTERS = 1 << 16
 
+_BATCH_CHARACTERS = 1 << 20
+
+# Characters on both sides of a cut that are looked at: no pattern of words sees further.
+_CONTEXT = 256
 
 # The word tokenizer replaces a newline by this, so that it is a word like the others.
 NEWLINE_REPLACEMENT = " <eos> "
 
-
 WORD_BOUNDARY = re.compile(r"(?<=\S)[ \n]")
-"""A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
-space all end a word there, whatever follows, and begin the next one without looking back."""
+"""A space or a newline after any other character. The tokenizers that are trained here end a word
+there, whatever follows, and begin the next one without looking back."""
 
+# Where words of published tokenizers may end: Chinese has punctuation and no spaces.
+_CANDIDATE = re.compile(r"(?<=\S)[ \n、。，！？]")
 
-# Not all letters: what is a letter depends on the version of Unicode.
-_LETTER = "0-9A-Za-zÀ-ÖØ-öø-ÿА-я\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
-
-
-PATTERN_BOUNDARY = re.compile(rf"(?<=\S) |(?<=[{_LETTER}])[\n、。，！？]")
-"""Where every pattern of `_ALTERNATIVES` ends a word: punctuation takes newlines along, so that a
-newline ends one after a letter or a digit alone. Chinese has punctuation and no spaces."""
-
-
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ANY_SPACE = r"\s+"
-
-
-_ALTERNATIVES = frozenset(
-    [
-        _ANY_SPACE,
-        r"\s+(?!\S)",
-        r"\s*[\r\n]+",
-        r"\s*[\r\n]",
-        _CONTRACTION,
-        r"\p{N}",
-        r"\p{N}+",
-        r"\p{N}{1,3}",
-        r" ?\p{N}+",
-        r" ?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        *(
-            rf"[^\r\n\p{{L}}\p{{N}}]?{letters}{ending}"
-            for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
-            for ending in ("", f"{_CONTRACTION}?")
-        ),
-        r" ?[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-        "[一-龥぀-ゟ゠-ヿ]+",
-    ]
-)
-"""Alternatives of the patterns that split texts for published tokenizers (GPT-2, Llama 3, Qwen,
-DeepSeek, GPT-4o). None matches across a `PATTERN_BOUNDARY`, or looks at what is before a match."""
+IsCut = Callable[[str, str], bool]
+"""Function that returns True if a text may be cut between two parts, the ends of which it gets."""
 
 
 def split_into_chunks(
-    text: str, boundary: re.Pattern[str] = WORD_BOUNDARY, size: int = CHUNK_CHARACTERS
+    pieces: Iterable[str],
+    boundary: re.Pattern[str] = WORD_BOUNDARY,
+    is_cut: IsCut = lambda before, after: True,
+    size: int = CHUNK_CHARACTERS,
 ) -> Iterator[str]:
-    """Yield chunks of ``size`` characters or slightly more, which join to the text."""
-    start = 0
-    while match := boundary.search(text, start + size):
-        yield text[start : match.start()]
-        start = match.start()
-    yield text[start:]
+    """Yield chunks of ``size`` characters or more, which join to the text of the pieces.
 
-
-def chunk_boundary(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return where any text can be cut so that its tokens are those of the chunks; None: nowhere.
-
-    The boundary matches what begins a chunk.
+    Args:
+      pieces: Parts of a text, cut anywhere.
+      boundary: What may begin a chunk.
+      is_cut: Accepts a cut.
+      size: Characters of a chunk, but for the last.
     """
-    if not _keeps_boundaries(component_spec(backend.normalizer)):
-        return None
-    splitter = component_spec(backend.pre_tokenizer)
-    if splitter:
-        boundary = _word_boundary(splitter)
-    else:
-        boundary = WORD_BOUNDARY if is_character_model(component_spec(backend.model)) else None
-    for token in backend.get_added_tokens_decoder().values():
-        # Found in a text before it is split; special ones are not, where texts are chunked.
-        if not token.special and boundary is not None:
-            padded = f"a{token.content}a"
-            is_cut = any(match.start() > 1 for match in boundary.finditer(padded[:-1]))
-            if token.rstrip or is_cut:
-                return None
-    return boundary
-
-
-def _word_boundary(splitter: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return where a pre-tokenizer ends every word."""
-    match splitter:
-        case {"type": "BertPreTokenizer" | "WhitespaceSplit"}:
-            return WORD_BOUNDARY
-        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
-            return WORD_BOUNDARY
-        case {"type": "Sequence", "pretokenizers": steps}:
-            # Each step cuts the pieces of the one before; one must cut at every boundary.
-            cuts = [_cuts_at_boundaries(step) for step in steps]
-            return PATTERN_BOUNDARY if None not in cuts and any(cuts) else None
-        case _:
-            return PATTERN_BOUNDARY if _cuts_at_boundaries(splitter) else None
-
-
-def _cuts_at_boundaries(splitter: dict[str, Any]) -> bool | None:
-    """Return True if a pre-tokenizer cuts at every `PATTERN_BOUNDARY`; None if chunks change it."""
-    match splitter:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
-            return bool(use_regex)
-        case {"type": "Digits"}:
-            return False
-        case {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }:
-            alternatives = _alternatives(pattern)
-            return _ANY_SPACE in alternatives if alternatives <= _ALTERNATIVES else None
-        case _:
-            return None
-
-
-def _alternatives(pattern: str) -> frozenset[str]:
-    """Return the alternatives of a regular expression; `|` in groups and classes is not one."""
-    parts, depth, in_class, escaped = [""], 0, False, False
-    for character in pattern:
-        if character == "|" and not (depth or in_class or escaped):
-            parts.append("")
-            continue
-        parts[-1] += character
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif in_class:
-            in_class = character != "]"
-        else:
-            in_class = character == "["
-            depth += {"(": 1, ")": -1}.get(character, 0)
-    # GPT-2's pattern and GPT-4o's spell the contractions out, which changes nothing here.
-    short = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'(?i:[sdmt]|ll|ve|re)"}
-    return frozenset(_CONTRACTION if part in short else part for part in parts)
+    rest, position = "", size
+    for piece in itertools.chain(pieces, [None]):
+        rest += piece or ""
+        # What follows a cut must be seen, unless nothing follows.
+        end = len(rest) - (_CONTEXT if piece is not None else 0)
+        start = 0
+        while match := boundary.search(rest, position, max(end, 0)):
+            at = match.start()
+            if is_cut(rest[max(start, at - _CONTEXT) : at], rest[at : at + _CONTEXT]):
+                yield rest[start:at]
+                start, position = at, at + size
+            else:  # the longer the chunk gets, the further apart are the tries
+                position = at + 1 + (at - start - size) // 8
+        rest, position = rest[start:], max(position, end) - start
+    yield rest
 
 
 def is_character_model(model: dict[str, Any]) -> bool:
@@ -190,19 +91,6 @@ def is_character_model(model: dict[str, Any]) -> bool:
         and not model["unk_token"]
         and not model["byte_fallback"]
     )
-
-
-def _keeps_boundaries(normalizer: dict[str, Any]) -> bool:
-    match normalizer:
-        case {} if not normalizer:
-            return True
-        case {"type": "Sequence", "normalizers": steps}:
-            return all(_keeps_boundaries(step) for step in steps)
-        case {"type": "Replace", **rest}:
-            return rest == {"pattern": {"String": "\n"}, "content": NEWLINE_REPLACEMENT}
-        case _:
-            # Nothing composes with what begins a chunk.
-            return normalizer["type"] in ("Lowercase", "BertNormalizer", "NFC")
 
 
 # Name of the document separator where no file names one: in tokenizers trained here, and others.
@@ -305,7 +193,6 @@ class Tokenizer:
             token.content for token_id, token in added.items() if token_id >= self.vocab_size
         ]
         self._special_names = [token.content for token in added.values() if token.special]
-        self._chunk_boundary = chunk_boundary(backend)
         self._characters = _characters(backend)
         self._words = _words(backend)
 
@@ -423,16 +310,30 @@ class Tokenizer:
           on_characters: Called with the number of characters of each batch that is tokenized.
         """
         parts = []
+        for tokens, is_last in self.encode_pieces(((text,) for text in texts), on_characters):
+            parts.append(tokens)
+            if is_last:
+                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                parts = []
+
+    def encode_pieces(
+        self,
+        texts: Iterable[Iterable[str]],
+        on_characters: Callable[[int], None] = lambda count: None,
+    ) -> Iterator[tuple[np.ndarray, bool]]:  # each [t] int32
+        """Yield the tokens of texts part by part, with True for the last part of each text.
+
+        Args:
+          texts: The pieces of each text, cut anywhere. They are read as they are needed.
+          on_characters: As in `encode_documents`.
+        """
         for batch in _batches(self._chunks(texts)):
             chunks = [chunk for chunk, _ in batch]
             with tokenizer_errors(self._origin):
                 encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
             on_characters(sum(map(len, chunks)))
-            for encoding, (_, last) in zip(encodings, batch, strict=True):
-                parts.append(np.array(encoding.ids, np.int32))
-                if last:
-                    yield parts[0] if len(parts) == 1 else np.concatenate(parts)
-                    parts = []
+            for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+                yield np.array(encoding.ids, np.int32), is_last
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of tokens without special ones. Invalid UTF-8 becomes U+FFFD."""
@@ -448,15 +349,34 @@ class Tokenizer:
                     "out"
                 )
 
-    def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    def _chunks(self, texts: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
         """Yield the chunks of all texts, each with True if it is the last of its text."""
-        for text in texts:
-            self._check_rows(text)
-            self._check(text)
-            boundary = self._chunk_boundary
-            chunks = [text] if boundary is None else list(split_into_chunks(text, boundary))
-            for number, chunk in enumerate(chunks, start=1):
-                yield chunk, number == len(chunks)
+        for pieces in texts:
+            chunks = split_into_chunks(pieces, _CANDIDATE, self._is_cut)
+            chunk = next(chunks)
+            for following in itertools.chain(chunks, [None]):
+                self._check_rows(chunk)
+                self._check(chunk)
+                yield chunk, following is None
+                chunk = following or ""
+
+    def _is_cut(self, before: str, after: str) -> bool:
+        """Return True if the parts of a text have the words and tokens that they have together."""
+        splitter, normalizer = self._backend.pre_tokenizer, self._backend.normalizer
+        if splitter is None:  # then a token may depend on all of the text
+            return self._characters is not None
+
+        def words(text: str) -> list[str]:
+            normal = normalizer.normalize_str(text) if normalizer else text
+            return [word for word, _ in splitter.pre_tokenize_str(normal)]
+
+        def tokens(text: str) -> list[int]:  # those that are added are found before the words
+            return self._backend.encode(text, add_special_tokens=False).ids
+
+        with tokenizer_errors(self._origin):
+            return all(
+                split(before + after) == split(before) + split(after) for split in (words, tokens)
+            )
 
     def _check(self, text: str) -> None:
         """Raise UserError for characters that the tokenizer would drop silently."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from train.data.bounded_files import MAX_VOCABULARY_BYTES, read_bytes
-from train.data.files import AnyPath, expand_path
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from train.data.sentencepiece_model import make_backend, read_model
 from train.data.tokenizer_settings import (
     ROLES,
     AddedToken,
@@ -22,9 +24,7 @@ from train.data.tokenizer_settings import (
     decode_text,
 )
 from train.errors import UserError, as_user_error
-
-if TYPE_CHECKING:
-    import tokenizers
+from train.files import MAX_VOCABULARY_BYTES, AnyPath, expand_path, read_bytes
 
 BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -95,8 +95,6 @@ def _kind_of_vocabulary(file: AnyPath) -> Vocabulary:
 
 def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load a SentencePiece model, with the tokens that the files beside it add."""
-    from train.data.sentencepiece_model import make_backend, parse_model
-
     if file.match("*.spm"):  # Marian
         raise UserError(
             f"{file}: is a SentencePiece model of one side of a translation; give a tokenizer.json "
@@ -108,14 +106,16 @@ def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
             "installed, AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes "
             "tokenizer.json"
         )
+    named = {each.text for each in files.added_tokens if each.special}
     try:
-        model = parse_model(read_bytes(file, MAX_VOCABULARY_BYTES))
+        model = read_model(
+            read_bytes(file, MAX_VOCABULARY_BYTES), {*named, *files.special_tokens.values()}
+        )
     except ValueError as error:
         raise UserError(f"{file}: {error}; fetch it again, or give a tokenizer.json") from error
     added = files.added_tokens or files.sentinels(len(model.pieces))
-    special = {each.text for each in added if each.special} | {*files.special_tokens.values()}
     with tokenizer_errors(str(file)):
-        backend = make_backend(model.with_control(special))
+        backend = make_backend(model)
     # The normalizer puts a space before the text of a token too, which would not be found then.
     _add_tokens(backend, [each._replace(normalized=False) for each in added], file)
     return backend
@@ -140,8 +140,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken], file
 
 
 def _add_token(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
-    import tokenizers
-
     _, text, special, normalized, lstrip, rstrip, single_word = token
     added = tokenizers.AddedToken(
         text,
@@ -169,8 +167,6 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, files: ModelFiles) -> Non
 
 def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
     """Let the tokenizer put tokens around a text as its class does, if its file has none."""
-    from tokenizers import processors
-
     if any(tokens_around(backend)):
         return
     tokens = files.special_tokens
@@ -220,8 +216,6 @@ def component_spec(component: Any) -> dict[str, Any]:
 
 def _tokenizer_json(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load a tokenizer.json, with tokens that the files beside it add after its own."""
-    import tokenizers
-
     text = _text(file)
     with tokenizer_errors(str(file)):
         backend = tokenizers.Tokenizer.from_str(text)
@@ -233,8 +227,6 @@ def _tokenizer_json(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
 
 def _gpt2(vocabulary_file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load byte-level BPE (Radford et al. 2019, section 2.2) from a vocabulary and its merges."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
     try:
         vocabulary = json.loads(_text(vocabulary_file))
     except (ValueError, RecursionError) as error:
@@ -244,7 +236,7 @@ def _gpt2(vocabulary_file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     with tokenizer_errors(str(merges_file)):
         merges = [(left, right) for left, right in pairs]
-        backend = Tokenizer(models.BPE(vocabulary, merges))
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     tokenizer_class = files.tokenizer_class
     if tokenizer_class.normalizes:
         backend.normalizer = normalizers.NFC()
@@ -309,9 +301,7 @@ def make_wordpiece_backend(
       split_chinese: Chinese characters are words of their own.
       unknown: Token of unknown words.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
     )

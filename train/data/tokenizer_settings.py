@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from train.data.bounded_files import MAX_SETTINGS_BYTES, read_bytes
-from train.data.files import AnyPath
 from train.errors import UserError
+from train.files import MAX_SETTINGS_BYTES, AnyPath, read_bytes
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -93,93 +93,53 @@ _T5 = TokenizerClass("sentencepiece", _T5_TOKENS, after="eos_token", num_sentine
 _GPT2_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _GPT2 = TokenizerClass("vocab.json", _GPT2_TOKENS)
 _QWEN2_TOKENS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+_QWEN2 = TokenizerClass("vocab.json", _QWEN2_TOKENS, normalizes=True, word_pattern=QWEN2_WORDS)
+_LLAMA = TokenizerClass("sentencepiece", _SENTENCEPIECE)
+_GEMMA_TOKENS = {
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
+_GEMMA = TokenizerClass("sentencepiece", _GEMMA_TOKENS)
 
 TOKENIZER_CLASSES = {
-    "BertTokenizer": _BERT,
-    "DistilBertTokenizer": _BERT,
-    "ElectraTokenizer": _BERT,
-    "MobileBertTokenizer": _BERT,
-    "BigBirdTokenizer": TokenizerClass(
+    "bert": _BERT,
+    "distilbert": _BERT,
+    "electra": _BERT,
+    "mobilebert": _BERT,
+    "bigbird": TokenizerClass(
         "sentencepiece",
-        {
-            **_FAIRSEQ,
-            "sep_token": "[SEP]",
-            "cls_token": "[CLS]",
-            "mask_token": "[MASK]",
-        },
+        {**_FAIRSEQ, "sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
         before="cls_token",
         after="sep_token",
     ),
-    "RobertaTokenizer": _ROBERTA,
-    "BartTokenizer": _ROBERTA,
-    "LongformerTokenizer": _ROBERTA,
-    "LEDTokenizer": _ROBERTA,
-    "CamembertTokenizer": _CAMEMBERT,
-    "XLMRobertaTokenizer": _CAMEMBERT,
-    "T5Tokenizer": _T5,
-    "MarianTokenizer": _T5._replace(num_sentinels=0),
-    "PegasusTokenizer": _T5._replace(num_sentinels=0),
-    "LlamaTokenizer": TokenizerClass("sentencepiece", _SENTENCEPIECE),
-    "GemmaTokenizer": TokenizerClass(
-        "sentencepiece",
-        {
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "unk_token": "<unk>",
-            "pad_token": "<pad>",
-        },
-    ),
-    "GPT2Tokenizer": _GPT2,
-    "GPTNeoXTokenizer": _GPT2._replace(normalizes=True),
-    "Qwen2Tokenizer": TokenizerClass(
-        "vocab.json", _QWEN2_TOKENS, normalizes=True, word_pattern=QWEN2_WORDS
-    ),
+    "roberta": _ROBERTA,
+    "bart": _ROBERTA,
+    "longformer": _ROBERTA,
+    "led": _ROBERTA,
+    "camembert": _CAMEMBERT,
+    "xlmroberta": _CAMEMBERT,
+    "t5": _T5,
+    "mt5": _T5,
+    "marian": _T5._replace(num_sentinels=0),
+    "pegasus": _T5._replace(num_sentinels=0),
+    **dict.fromkeys(("llama", "mistral", "mixtral"), _LLAMA),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3text"), _GEMMA),
+    **dict.fromkeys(("gpt2", "opt", "phi", "gptneo", "gptj"), _GPT2),
+    "gptneox": _GPT2._replace(normalizes=True),
+    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe"), _QWEN2),
 }
-"""Tokenizer classes by name, without `Fast`."""
+"""Tokenizer classes by their names without `Tokenizer`, and by the types of models, in lower case
+and without signs."""
 
 _USUAL_CLASSES: dict[Vocabulary, TokenizerClass] = {
     "vocab.txt": _BERT,
     "vocab.json": _GPT2,
-    "sentencepiece": TOKENIZER_CLASSES["LlamaTokenizer"],
+    "sentencepiece": _LLAMA,
     "tokenizer.json": TokenizerClass("tokenizer.json", {}),
 }
 """Classes of vocabularies where the files name none that has such a vocabulary."""
-
-_CLASS_OF_MODEL = {
-    "bert": "BertTokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "mobilebert": "MobileBertTokenizer",
-    "big_bird": "BigBirdTokenizer",
-    "roberta": "RobertaTokenizer",
-    "bart": "RobertaTokenizer",
-    "longformer": "RobertaTokenizer",
-    "led": "LEDTokenizer",
-    "camembert": "CamembertTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "t5": "T5Tokenizer",
-    "mt5": "T5Tokenizer",
-    "marian": "MarianTokenizer",
-    "pegasus": "PegasusTokenizer",
-    "llama": "LlamaTokenizer",
-    "mistral": "LlamaTokenizer",
-    "mixtral": "LlamaTokenizer",
-    "gemma": "GemmaTokenizer",
-    "gemma2": "GemmaTokenizer",
-    "gemma3": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "opt": "GPT2Tokenizer",
-    "phi": "GPT2Tokenizer",
-    "gpt_neo": "GPT2Tokenizer",
-    "gptj": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen2_moe": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "qwen3_moe": "Qwen2Tokenizer",
-}
-"""Tokenizer class of a `model_type`, where no file names one."""
 
 
 class AddedToken(NamedTuple):
@@ -251,8 +211,8 @@ class ModelFiles:
     def tokenizer_class(self) -> TokenizerClass:
         """The class that the files name, or the usual one of the model."""
         name = self.tokenizer_config.get("tokenizer_class") or self.config.get("tokenizer_class")
-        name = name or _CLASS_OF_MODEL.get(str(self.config.get("model_type")))
-        found = TOKENIZER_CLASSES.get(str(name).removesuffix("Fast"))
+        name = str(name or self.config.get("model_type")).lower()
+        found = TOKENIZER_CLASSES.get(re.sub(r"[-_]|tokenizer(fast)?$", "", name))
         if found is None or self.vocabulary not in (found.vocabulary, "tokenizer.json"):
             return _USUAL_CLASSES[self.vocabulary]
         return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import NEWLINE_REPLACEMENT, Tokenizer, split_into_chunks
@@ -15,9 +17,6 @@ from train.data.tokenizer_files import (
 )
 from train.errors import UserError
 from train.runtime.stages import Stage, stage
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _UNKNOWN_WORD = "<unk>"
 
@@ -52,8 +51,6 @@ def train_tokenizer(
 
 def _byte(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Return the tokenizer whose token b is byte b, with 256 to separate documents."""
-    from tokenizers import models
-
     symbols = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     backend = _byte_level(models.BPE(symbols, []), config)
     backend.add_special_tokens([GPT2_END_OF_TEXT])
@@ -62,8 +59,6 @@ def _byte(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tok
 
 def _bpe(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Train byte-level BPE as in GPT-2 (Radford et al. 2019, section 2.2)."""
-    from tokenizers import models, trainers
-
     backend = _byte_level(models.BPE(), config)
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
@@ -76,9 +71,7 @@ def _bpe(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> toke
 
 
 def _byte_level(model: tokenizers.models.BPE, config: TokenizerConfig) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-
-    backend = Tokenizer(model)
+    backend = tokenizers.Tokenizer(model)
     if config.lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -90,15 +83,13 @@ def _character(
     config: TokenizerConfig, texts: Iterable[str], progress: Stage
 ) -> tokenizers.Tokenizer:
     """Return a tokenizer of the characters by code point, then the separator."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
     normalizer = normalizers.Lowercase() if config.lowercase else None
     characters: set[str] = set()
     for text in texts:
         characters.update(normalizer.normalize_str(text) if normalizer else text)
         progress.advance(len(text))
     vocabulary = {character: number for number, character in enumerate(sorted(characters))}
-    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     if normalizer:
         backend.normalizer = normalizer
     backend.decoder = decoders.Fuse()
@@ -108,11 +99,9 @@ def _character(
 
 def _word(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Return a tokenizer of the most frequent words, <unk>, and <eos> for a newline (WikiText)."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
     newline = NEWLINE_REPLACEMENT.strip()
     lower = [normalizers.Lowercase()] if config.lowercase else []
-    learner = Tokenizer(models.WordLevel(unk_token=_UNKNOWN_WORD))
+    learner = tokenizers.Tokenizer(models.WordLevel(unk_token=_UNKNOWN_WORD))
     learner.normalizer = normalizers.Sequence(
         [*lower, normalizers.Replace("\n", NEWLINE_REPLACEMENT)]
     )
@@ -125,7 +114,7 @@ def _word(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tok
     others = [word for word in sorted(counted, key=counted.__getitem__) if word not in always]
     words = [*always, *others][: config.vocab_size]
     vocabulary = {word: number for number, word in enumerate(words)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN_WORD))
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=_UNKNOWN_WORD))
     backend.normalizer, backend.pre_tokenizer = learner.normalizer, learner.pre_tokenizer
     # A space before each word but the first; the prefix means none, and no word begins with it.
     spaces = decoders.WordPiece(prefix="\n", cleanup=False)
@@ -156,9 +145,7 @@ def _wordpiece(
 def _learned_wordpieces(
     config: TokenizerConfig, texts: list[str], *, vocab_size: int, first: Sequence[str]
 ) -> dict[str, int]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)
     learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
@@ -173,10 +160,9 @@ def token_id_tokenizer(num_ids: int) -> Tokenizer:
 
     The separator of documents is one more token, `<eos>`, after the `num_ids` others.
     """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
-
-    backend = Backend(models.WordLevel({str(number): number for number in range(num_ids)}))
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({str(number): number for number in range(num_ids)})
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["<eos>"])
     return Tokenizer(backend)
@@ -195,7 +181,7 @@ def _byte_symbols() -> list[str]:
 def _first(texts: Iterable[str], characters: int, progress: Stage) -> Iterator[str]:
     """Yield the first ``characters`` characters of the texts, in chunks counted in parallel."""
     for text in texts:
-        for chunk in split_into_chunks(text[:characters]):
+        for chunk in split_into_chunks([text[:characters]]):
             yield chunk
             progress.advance(len(chunk))
         characters -= len(text)

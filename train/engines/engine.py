@@ -25,7 +25,7 @@ from train.optim.optimizer_registry import make_step_optimizer
 from train.optim.schedules import LearningRateSchedule
 from train.parallel.mesh import MeshConfig
 from train.parallel.sharding import place_params
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.state import EmaConfig, LossScaleConfig, TrainState
 from train.step import Batch, LossFn, Metrics, TrainStep
 from transformer.hardware import Hardware

@@ -1,18 +1,18 @@
 """Batch shapes and sizes that an experiment leaves to its data, as far as they are known early."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+import jax
+from jax.sharding import Mesh
+
+from train.assembly import make_task, with_task
+from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-
-if TYPE_CHECKING:
-    import jax
-    from jax.sharding import Mesh
-
-    from train.experiment import Experiment
+from train.experiment import Experiment
+from train.parallel.sharding import checked_sharding
 
 
-def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
+def max_batch_shape(experiment: Experiment) -> tuple[int, int]:
     """Return the largest batch of an experiment: (examples, tokens per example)."""
     data = experiment.data
     length = data.longest_example
@@ -22,16 +22,11 @@ def max_batch_shape(experiment: "Experiment") -> tuple[int, int]:
     return experiment.batch_size, length
 
 
-def sharded_batch_shapes(
-    experiment: "Experiment", mesh: "Mesh"
-) -> "dict[str, jax.ShapeDtypeStruct]":
+def sharded_batch_shapes(experiment: Experiment, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the fields of a batch as shapes with shardings over a mesh.
 
     Raises UsageError if the mesh does not divide the batch.
     """
-    import jax
-
-    from train.parallel.sharding import checked_sharding
 
     def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         axes = ("batch", "length", *[None] * leaf.ndim)
@@ -44,16 +39,12 @@ def sharded_batch_shapes(
     }
 
 
-def unsharded_batch_shapes(
-    experiment: "Experiment", rows: int
-) -> "dict[str, jax.ShapeDtypeStruct]":
+def unsharded_batch_shapes(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
-    from train.assembly import make_task
-
     return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
 
-def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
+def resolve_sizes(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     """Return the experiment with vocabulary size and number of labels, and the assumptions made.
 
     Data are read only for character vocabularies, and for labels and features that the config does
@@ -74,23 +65,19 @@ def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ..
     if experiment.model.vocab_size:
         return experiment, ()
     if tokenizer.kind in ("byte", "file"):
-        from train.data.tokenizer_training import train_tokenizer
-
         return _with_vocab_size(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
     vocab_size = tokenizer.vocab_size
     note = f"the {tokenizer.kind} tokenizer is assumed to learn all of its {vocab_size:,} tokens"
     return _with_vocab_size(experiment, vocab_size), (note,)
 
 
-def _with_vocab_size(experiment: "Experiment", vocab_size: int) -> "Experiment":
+def _with_vocab_size(experiment: Experiment, vocab_size: int) -> Experiment:
     model = dataclasses.replace(experiment.model, vocab_size=vocab_size)
     return dataclasses.replace(experiment, model=model)
 
 
-def _resolve_from_data(experiment: "Experiment") -> "Experiment":
+def _resolve_from_data(experiment: Experiment) -> Experiment:
     """Return the experiment with the sizes of its data."""
-    from train.assembly import make_task, with_task
-
     try:
         task = make_task(experiment)
         return with_task(experiment, task.resolve(task.prepare_corpus()))

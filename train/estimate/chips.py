@@ -1,4 +1,4 @@
-"""Peak rates, memory and links of each accelerator, as its maker states them.
+"""Accelerators: peak rates, memory and links as their makers state them, and published runs.
 
 TPU figures are Google's (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e, /tpu7x); its
 bandwidth between chips, where it is for both directions of all links together, counts half. GPU
@@ -81,245 +81,197 @@ class Chip:
         )
         return self.bf16_flops_per_second if own is None else own
 
-    @property
-    def link_bandwidth_per_dimension(self) -> float:
-        """Return the bytes per second of a ring along one dimension, both directions together."""
-        return self.link_bandwidth / max(self.torus_dimensions, 1)
 
-
+V4 = Chip(
+    # libtpu fuses the two cores of a v4 chip into one device only if told so ("megacore").
+    name="v4",
+    device_kind="TPU v4",
+    platform="tpu",
+    bf16_flops_per_second=275e12,
+    attainable_fraction=TPU_ATTAINABLE_FRACTION,
+    memory_bytes=int(30.75 * GIB),
+    memory_bandwidth=1228e9,
+    link_bandwidth=300e9,
+    chips_per_host=4,
+    network_bandwidth=6.25e9,
+    host_bandwidth=16e9,
+    torus_dimensions=3,
+    largest_slice=(16, 16, 16),
+    libtpu_chip_config="megacore",
+)
+V5E = Chip(
+    name="v5e",
+    device_kind="TPU v5 lite",
+    platform="tpu",
+    bf16_flops_per_second=197e12,
+    attainable_fraction=TPU_ATTAINABLE_FRACTION,
+    memory_bytes=int(15.75 * GIB),
+    memory_bandwidth=819e9,
+    link_bandwidth=200e9,
+    chips_per_host=8,
+    network_bandwidth=3.1e9,
+    host_bandwidth=16e9,
+    torus_dimensions=2,
+    largest_slice=(16, 16),
+)
+V5P = dataclasses.replace(
+    V4,
+    name="v5p",
+    device_kind="TPU v5",
+    bf16_flops_per_second=459e12,
+    memory_bytes=int(95.74 * GIB),
+    memory_bandwidth=2765e9,
+    link_bandwidth=600e9,
+    largest_slice=(16, 16, 24),
+    libtpu_chip_config="",
+)
+V6E = dataclasses.replace(
+    V5E,
+    name="v6e",
+    device_kind="TPU v6 lite",
+    bf16_flops_per_second=918e12,
+    memory_bytes=int(31.24 * GIB),
+    memory_bandwidth=1638e9,
+    link_bandwidth=400e9,
+    network_bandwidth=12.5e9,
+    host_bandwidth=32e9,
+)
+TPU7X = dataclasses.replace(
+    # A chip is two devices, whose direct link is six times as fast as the links along one
+    # dimension of the torus. The memory is what libtpu 0.0.42 states for a device. The host's link
+    # is an estimate: that of v6e for a chip.
+    V5P,
+    name="tpu7x",
+    device_kind="TPU7x",
+    bf16_flops_per_second=2307e12 / 2,
+    memory_bytes=int(94.75 * GIB),
+    memory_bandwidth=7380e9 / 2,
+    network_bandwidth=12.5e9,
+    devices_per_chip=2,
+    largest_slice=(16, 24, 24),
+)
+T4 = Chip(
+    name="t4",
+    device_kind="Tesla T4",
+    platform="gpu",
+    bf16_flops_per_second=8.1e12,  # no bfloat16 tensor cores: computed in float32
+    fp32_flops_per_second=8.1e12,
+    fp16_flops_per_second=65e12,
+    memory_bytes=15_828_320_256,
+    memory_bandwidth=320e9,
+    link_bandwidth=16e9,  # PCIe 3.0
+    chips_per_host=4,
+    network_bandwidth=3.1e9,
+    host_bandwidth=16e9,
+    hop_latency=10e-6,
+    compute_capability="7.5",
+)
+L4 = Chip(
+    name="l4",
+    device_kind="NVIDIA L4",
+    platform="gpu",
+    bf16_flops_per_second=121e12,
+    fp32_flops_per_second=60.5e12,
+    memory_bytes=23_580_639_232,
+    memory_bandwidth=300e9,
+    link_bandwidth=32e9,  # PCIe 4.0
+    chips_per_host=8,
+    network_bandwidth=1.6e9,
+    host_bandwidth=32e9,
+    hop_latency=10e-6,
+    compute_capability="8.9",
+)
+A100 = Chip(
+    name="a100",
+    device_kind="NVIDIA A100-SXM4-40GB",
+    platform="gpu",
+    bf16_flops_per_second=312e12,
+    fp32_flops_per_second=156e12,
+    memory_bytes=42_298_834_944,
+    memory_bandwidth=1555e9,
+    link_bandwidth=300e9,
+    chips_per_host=8,
+    network_bandwidth=1.6e9,
+    host_bandwidth=32e9,
+    hop_latency=5e-6,
+    compute_capability="8.0",
+)
+A100_80GB = dataclasses.replace(
+    A100,
+    name="a100-80gb",
+    device_kind="NVIDIA A100-SXM4-80GB",
+    memory_bytes=85_100_068_864,
+    memory_bandwidth=2039e9,
+    network_bandwidth=25e9,
+)
+H100 = Chip(
+    name="h100",
+    device_kind="NVIDIA H100 80GB HBM3",
+    platform="gpu",
+    bf16_flops_per_second=989.4e12,
+    fp32_flops_per_second=494.7e12,
+    memory_bytes=84_942_979_072,
+    memory_bandwidth=3352e9,
+    link_bandwidth=450e9,
+    chips_per_host=8,
+    network_bandwidth=50e9,
+    hop_latency=5e-6,
+    compute_capability="9.0",
+)
+H200 = dataclasses.replace(
+    H100,
+    name="h200",
+    device_kind="NVIDIA H200",
+    memory_bytes=150_000_000_000,
+    memory_bandwidth=4800e9,
+)
+B200 = dataclasses.replace(
+    H100,
+    name="b200",
+    device_kind="NVIDIA B200",
+    bf16_flops_per_second=2250e12,
+    fp32_flops_per_second=1125e12,
+    memory_bytes=191_514_411_008,
+    memory_bandwidth=7672e9,
+    link_bandwidth=900e9,
+    compute_capability="10.0",
+)
+B300 = dataclasses.replace(
+    B200,
+    name="b300",
+    device_kind="NVIDIA B300",
+    memory_bytes=297_021_865_984,
+    memory_bandwidth=7936e9,
+    network_bandwidth=100e9,
+    host_bandwidth=128e9,  # PCIe 6.0
+    compute_capability="10.3",
+)
+GB200 = dataclasses.replace(
+    # NVLink connects the 72 GPUs of a rack. Host links of GB200 and GB300: a Grace CPU sends
+    # 450 GB/s to its two GPUs.
+    B200,
+    name="gb200",
+    device_kind="NVIDIA GB200",
+    bf16_flops_per_second=2500e12,
+    fp32_flops_per_second=1250e12,
+    memory_bytes=197_897_748_480,
+    memory_bandwidth=7928e9,
+    chips_per_host=72,
+    host_bandwidth=225e9,
+)
+GB300 = dataclasses.replace(
+    GB200,
+    name="gb300",
+    device_kind="NVIDIA GB300",
+    memory_bytes=297_021_079_552,
+    network_bandwidth=100e9,
+    compute_capability="10.3",
+)
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(
-            # libtpu fuses the two cores of a v4 chip into one device only if told so ("megacore").
-            name="v4",
-            device_kind="TPU v4",
-            platform="tpu",
-            bf16_flops_per_second=275e12,
-            attainable_fraction=TPU_ATTAINABLE_FRACTION,
-            memory_bytes=int(30.75 * GIB),
-            memory_bandwidth=1228e9,
-            link_bandwidth=300e9,
-            chips_per_host=4,
-            network_bandwidth=6.25e9,
-            host_bandwidth=16e9,
-            torus_dimensions=3,
-            largest_slice=(16, 16, 16),
-            libtpu_chip_config="megacore",
-        ),
-        Chip(
-            name="v5e",
-            device_kind="TPU v5 lite",
-            platform="tpu",
-            bf16_flops_per_second=197e12,
-            attainable_fraction=TPU_ATTAINABLE_FRACTION,
-            memory_bytes=int(15.75 * GIB),
-            memory_bandwidth=819e9,
-            link_bandwidth=200e9,
-            chips_per_host=8,
-            network_bandwidth=3.1e9,
-            host_bandwidth=16e9,
-            torus_dimensions=2,
-            largest_slice=(16, 16),
-        ),
-        Chip(
-            name="v5p",
-            device_kind="TPU v5",
-            platform="tpu",
-            bf16_flops_per_second=459e12,
-            attainable_fraction=TPU_ATTAINABLE_FRACTION,
-            memory_bytes=int(95.74 * GIB),
-            memory_bandwidth=2765e9,
-            link_bandwidth=600e9,
-            chips_per_host=4,
-            network_bandwidth=6.25e9,
-            host_bandwidth=16e9,
-            torus_dimensions=3,
-            largest_slice=(16, 16, 24),
-        ),
-        Chip(
-            name="v6e",
-            device_kind="TPU v6 lite",
-            platform="tpu",
-            bf16_flops_per_second=918e12,
-            attainable_fraction=TPU_ATTAINABLE_FRACTION,
-            memory_bytes=int(31.24 * GIB),
-            memory_bandwidth=1638e9,
-            link_bandwidth=400e9,
-            chips_per_host=8,
-            network_bandwidth=12.5e9,
-            host_bandwidth=32e9,
-            torus_dimensions=2,
-            largest_slice=(16, 16),
-        ),
-        Chip(
-            # A chip is two devices, whose direct link is six times as fast as the links along one
-            # dimension of the torus. The memory is what libtpu 0.0.42 states for a device.
-            name="tpu7x",
-            device_kind="TPU7x",
-            platform="tpu",
-            bf16_flops_per_second=2307e12 / 2,
-            attainable_fraction=TPU_ATTAINABLE_FRACTION,
-            memory_bytes=int(94.75 * GIB),
-            memory_bandwidth=7380e9 / 2,
-            link_bandwidth=600e9,
-            chips_per_host=4,
-            network_bandwidth=12.5e9,
-            host_bandwidth=16e9,  # an estimate: that of v6e for a chip
-            devices_per_chip=2,
-            torus_dimensions=3,
-            largest_slice=(16, 24, 24),
-        ),
-        Chip(
-            name="t4",
-            device_kind="Tesla T4",
-            platform="gpu",
-            bf16_flops_per_second=8.1e12,  # no bfloat16 tensor cores: computed in float32
-            memory_bytes=15_828_320_256,
-            memory_bandwidth=320e9,
-            link_bandwidth=16e9,  # PCIe 3.0
-            chips_per_host=4,
-            network_bandwidth=3.1e9,
-            host_bandwidth=16e9,
-            hop_latency=10e-6,
-            compute_capability="7.5",
-            fp32_flops_per_second=8.1e12,
-            fp16_flops_per_second=65e12,
-        ),
-        Chip(
-            name="l4",
-            device_kind="NVIDIA L4",
-            platform="gpu",
-            bf16_flops_per_second=121e12,
-            memory_bytes=23_580_639_232,
-            memory_bandwidth=300e9,
-            link_bandwidth=32e9,  # PCIe 4.0
-            chips_per_host=8,
-            network_bandwidth=1.6e9,
-            host_bandwidth=32e9,
-            hop_latency=10e-6,
-            compute_capability="8.9",
-            fp32_flops_per_second=60.5e12,
-        ),
-        Chip(
-            name="a100",
-            device_kind="NVIDIA A100-SXM4-40GB",
-            platform="gpu",
-            bf16_flops_per_second=312e12,
-            memory_bytes=42_298_834_944,
-            memory_bandwidth=1555e9,
-            link_bandwidth=300e9,
-            chips_per_host=8,
-            network_bandwidth=1.6e9,
-            host_bandwidth=32e9,
-            hop_latency=5e-6,
-            compute_capability="8.0",
-            fp32_flops_per_second=156e12,
-        ),
-        Chip(
-            name="a100-80gb",
-            device_kind="NVIDIA A100-SXM4-80GB",
-            platform="gpu",
-            bf16_flops_per_second=312e12,
-            memory_bytes=85_100_068_864,
-            memory_bandwidth=2039e9,
-            link_bandwidth=300e9,
-            chips_per_host=8,
-            network_bandwidth=25e9,
-            host_bandwidth=32e9,
-            hop_latency=5e-6,
-            compute_capability="8.0",
-            fp32_flops_per_second=156e12,
-        ),
-        Chip(
-            name="h100",
-            device_kind="NVIDIA H100 80GB HBM3",
-            platform="gpu",
-            bf16_flops_per_second=989.4e12,
-            memory_bytes=84_942_979_072,
-            memory_bandwidth=3352e9,
-            link_bandwidth=450e9,
-            chips_per_host=8,
-            network_bandwidth=50e9,
-            compute_capability="9.0",
-            hop_latency=5e-6,
-            fp32_flops_per_second=494.7e12,
-        ),
-        Chip(
-            name="h200",
-            device_kind="NVIDIA H200",
-            platform="gpu",
-            bf16_flops_per_second=989.4e12,
-            memory_bytes=150_000_000_000,
-            memory_bandwidth=4800e9,
-            link_bandwidth=450e9,
-            chips_per_host=8,
-            network_bandwidth=50e9,
-            compute_capability="9.0",
-            hop_latency=5e-6,
-            fp32_flops_per_second=494.7e12,
-        ),
-        Chip(
-            name="b200",
-            device_kind="NVIDIA B200",
-            platform="gpu",
-            bf16_flops_per_second=2250e12,
-            memory_bytes=191_514_411_008,
-            memory_bandwidth=7672e9,
-            link_bandwidth=900e9,
-            chips_per_host=8,
-            network_bandwidth=50e9,
-            compute_capability="10.0",
-            hop_latency=5e-6,
-            fp32_flops_per_second=1125e12,
-        ),
-        Chip(
-            name="b300",
-            device_kind="NVIDIA B300",
-            platform="gpu",
-            bf16_flops_per_second=2250e12,
-            memory_bytes=297_021_865_984,
-            memory_bandwidth=7936e9,
-            link_bandwidth=900e9,
-            chips_per_host=8,
-            network_bandwidth=100e9,
-            host_bandwidth=128e9,  # PCIe 6.0
-            compute_capability="10.3",
-            hop_latency=5e-6,
-            fp32_flops_per_second=1125e12,
-        ),
-        Chip(
-            # NVLink connects the 72 GPUs of a rack. Host links of GB200 and GB300: a Grace CPU
-            # sends 450 GB/s to its two GPUs.
-            name="gb200",
-            device_kind="NVIDIA GB200",
-            platform="gpu",
-            bf16_flops_per_second=2500e12,
-            memory_bytes=197_897_748_480,
-            memory_bandwidth=7928e9,
-            link_bandwidth=900e9,
-            chips_per_host=72,
-            network_bandwidth=50e9,
-            host_bandwidth=225e9,
-            compute_capability="10.0",
-            hop_latency=5e-6,
-            fp32_flops_per_second=1250e12,
-        ),
-        Chip(
-            name="gb300",
-            device_kind="NVIDIA GB300",
-            platform="gpu",
-            bf16_flops_per_second=2500e12,
-            memory_bytes=297_021_079_552,
-            memory_bandwidth=7928e9,
-            link_bandwidth=900e9,
-            chips_per_host=72,
-            network_bandwidth=100e9,
-            host_bandwidth=225e9,
-            compute_capability="10.3",
-            hop_latency=5e-6,
-            fp32_flops_per_second=1250e12,
-        ),
+        *(V4, V5E, V5P, V6E, TPU7X),
+        *(T4, L4, A100, A100_80GB, H100, H200, B200, B300, GB200, GB300),
     )
 }
 """Chips by name. T4, L4 and the A100 with 40 GB are the GPUs of Colab and Kaggle.
@@ -327,3 +279,150 @@ CHIPS = {
 Network per chip: 50 Gbit/s for v4 and v5p, 100 Gbit/s for v6e and tpu7x; 200 Gbit/s for eight v5e;
 400 Gbit/s per GPU from the H100 on, and 800 Gbit/s for B300 and GB300; 200 Gbit/s per A100 with 80
 GB, as in a DGX; 100 Gbit/s for four T4, eight L4 or eight A100, as Google rents them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedRun:
+    """A published training run with its MFU and source.
+
+    Published figures count all T x T scores of causal attention; this package counts the visible
+    ones (`StepTime.model_flops`). `mfu_causal_scores` converts.
+    """
+
+    mfu: float
+    """MFU as published, with all T x T scores counted."""
+    model: str
+    hardware: str
+    organisation: str
+    title: str
+    year: int
+    url: str
+    plan_arguments: str
+    """Arguments of `plan` for the same run: config, target, settings."""
+    mfu_bound: float
+    """Roofline MFU for `plan_arguments`, with visible scores counted."""
+    full_scores_flops_ratio: float
+    """FLOPs with all T x T scores over FLOPs with visible scores."""
+
+    @property
+    def mfu_causal_scores(self) -> float:
+        """Return the published MFU with visible scores counted."""
+        return self.mfu / self.full_scores_flops_ratio
+
+    @property
+    def efficiency(self) -> float:
+        """Return the fraction of the roofline that the run reached."""
+        return self.mfu_causal_scores / self.mfu_bound
+
+    def citation(self) -> str:
+        """Return one line for people."""
+        return (
+            f"{self.mfu:.1%} for {self.model} on {self.hardware} "
+            f"({self.organisation}, {self.title}, {self.year})"
+        )
+
+
+_MAXTEXT_TABLES = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs"
+
+
+_MPT_7B = PublishedRun(
+    mfu=0.6423,
+    model="MPT-7B",
+    hardware="8 A100 with 80 GB",
+    organisation="MosaicML",
+    title="llm-foundry, MPT Training Benchmarks",
+    year=2023,
+    url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
+    plan_arguments="gpt3:6.7b a100-80gb:8 --model.vocab-size 50432 --batch-size 96 "
+    "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
+    mfu_bound=0.8,
+    full_scores_flops_ratio=1.0388,
+)
+
+
+PUBLISHED = {
+    "v4": PublishedRun(
+        mfu=0.567,
+        model="22B",
+        hardware="64 v4",
+        organisation="Google",
+        title="MaxText, High Performance Model Configs on TPU v4",
+        year=2023,
+        url=f"{_MAXTEXT_TABLES}/tpu/v4",
+        plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.d-model 6144 "
+        "--model.num-layers 48 --model.layer-pattern.0.mixer.num-heads 24 "
+        "--model.layer-pattern.0.mixer.head-dim 256 "
+        "--batch-size 832 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
+        mfu_bound=0.6765,
+        full_scores_flops_ratio=1.0268,
+    ),
+    "v5e": PublishedRun(
+        mfu=0.6686,
+        model="32B",
+        hardware="256 v5e",
+        organisation="Google",
+        title="MaxText, High Performance Model Training Configs on TPU v5e",
+        year=2023,
+        url=f"{_MAXTEXT_TABLES}/tpu/v5e",
+        plan_arguments="llama:2-70b v5e:16x16 --model.num-layers 32 --data.sequence-length 2048 "
+        "--batch-size 1024 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
+        mfu_bound=0.6766,
+        full_scores_flops_ratio=1.019,
+    ),
+    "v5p": PublishedRun(
+        mfu=0.7147,
+        model="32B",
+        hardware="64 v5p",
+        organisation="Google",
+        title="MaxText, High Performance Model Configs on TPU v5p",
+        year=2023,
+        url=f"{_MAXTEXT_TABLES}/tpu/v5p",
+        plan_arguments="llama:2-70b v5p:4x4x4 --model.num-layers 32 --data.sequence-length 2048 "
+        "--batch-size 384 --grad-accum-steps 1 --model.remat dots --mesh.data 1 --mesh.fsdp 16 "
+        "--mesh.tensor 4",
+        mfu_bound=0.7509,
+        full_scores_flops_ratio=1.019,
+    ),
+    "v6e": PublishedRun(
+        mfu=0.5033,
+        model="Llama 3.1 70B",
+        hardware="256 v6e",
+        organisation="Google",
+        title="MaxText, Optimized models tiering",
+        year=2025,
+        url="https://maxtext.readthedocs.io/en/latest/reference/models/tiering.html",
+        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 "
+        "--model.remat offload --mesh.data 1 --mesh.fsdp 256",
+        mfu_bound=0.5166,
+        full_scores_flops_ratio=1.0717,
+    ),
+    "a100": dataclasses.replace(
+        _MPT_7B, plan_arguments=_MPT_7B.plan_arguments.replace("a100-80gb", "a100")
+    ),
+    "a100-80gb": _MPT_7B,
+    "h100": PublishedRun(
+        mfu=0.497,  # 492 of 989.4 TFLOP/s
+        model="Llama 2 7B",
+        hardware="8 H100",
+        organisation="Google",
+        title="MaxText, High Performance Model Configs on A3 GPU",
+        year=2024,
+        url=f"{_MAXTEXT_TABLES}/gpu/a3/llama_2_7b",
+        plan_arguments="llama:2-7b h100:8 --batch-size 32 --grad-accum-steps 1 --model.remat dots "
+        "--mesh.data 1 --mesh.fsdp 8",
+        mfu_bound=0.7804,
+        full_scores_flops_ratio=1.0751,
+    ),
+}
+"""Best published run by chip. Settings follow the run as far as they are published; `dots` stands
+for MaxText's `minimal` policy, which saves the outputs of weight matmuls."""
+
+
+FALLBACK_CHIPS = {"gpu": "h100", "tpu": "v6e"}
+"""Chip whose run is used for others of its platform without a published one. Of the GPUs that have
+one, the H100 reached the smallest fraction of its roofline; of the TPUs, v6e the smallest MFU."""
+
+
+CPU_EFFICIENCY = 0.73
+"""Efficiency of a CPU: the median of seven timed steps over their estimates (docs/plan.md,
+`bench/drills/plan_time.py`)."""

@@ -1,29 +1,41 @@
 """Compile the real training step, for a target with its own compiler or for the local devices.
 
-The compiler's report tells the memory of the step, next to the items that `describe` estimates.
+A step for absent hardware is compiled in a subprocess, since a compiler that does not match JAX may
+crash: jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentation fault for every program
+compiled for an absent TPU.
 """
 
 import dataclasses
+import importlib.metadata
 import math
+import os
+import pathlib
+import pickle
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from train.assembly import make_engine, make_engine_on
+from train.assembly import make_engine_on
 from train.engines.jit_engine import JitEngine
-from train.errors import UsageError
-from train.estimate.batch_shapes import sharded_batch_shapes
+from train.errors import UsageError, UserError
+from train.estimate.batch_shapes import (
+    max_batch_shape,
+    sharded_batch_shapes,
+    unsharded_batch_shapes,
+)
 from train.estimate.hlo import Collective, find_collectives
-from train.estimate.target import Target, target_devices
-from train.estimate.training_memory import TrainingMemory
+from train.estimate.target import COMPILER_PACKAGES, Clock, Target, target_devices
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
-from train.parallel.sharding import num_shards
-from train.runtime.oom import explain_oom, is_oom_error, suggest_remedies
-from train.step import example_rngs, total_loss
-from transformer.hardware import Hardware
+from train.runtime.oom import is_oom_error
 
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -57,17 +69,23 @@ class CompiledStep:
     program: Any = None
     """Executable program; runs only on local devices."""
 
-    def without_program(self) -> "CompiledStep":
-        """Return the same figures without fields that only this process can use."""
-        return dataclasses.replace(self, engine=None, program=None)
-
     def fits(self, available_bytes: int) -> bool:
         """Return True if the step compiled and its peak is within the available bytes."""
         return not self.rejection and self.peak <= available_bytes
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for `--json`."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("collectives", "engine", "program")
+        }
+
 
 def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     """Compile the step of an experiment whose sizes are resolved. Nothing is allocated.
+
+    A `pmap` step is measured as the `jit` step of the same mesh, which can be lowered.
 
     Raises:
       UserError: The target's compiler is not installed.
@@ -128,7 +146,8 @@ def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[
     used = re.search(rf"Used {_SIZE}\s+of {_SIZE} hbm", message) or re.search(
         rf"HLO temporaries \({_SIZE}\) exceeds", message
     )
-    peak = max(_bytes(used[1], used[2]) if used else arguments, available_bytes + 1)
+    reported = int(float(used[1]) * SIZE_UNITS[used[2]]) if used else arguments
+    peak = max(reported, available_bytes + 1)
     largest = re.findall(r"Size: ([\d.]+[KMGT]?)\s+Operator: op_name=\"([^\"]*)\"", message)
     return dict(
         arguments=arguments,
@@ -141,86 +160,6 @@ def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[
     )
 
 
-def _bytes(number: str, unit: str) -> int:
-    return int(float(number) * SIZE_UNITS[unit])
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledMemory:
-    """Bytes of one device."""
-
-    devices: int
-    """Number of devices."""
-    state: int
-    """Weights, moments and counters, from their shapes."""
-    batch: int
-    arguments: int
-    """Arguments of the compiled step: state and batch, without fields that the step does not read.
-    """
-    donated: int
-    """Outputs that reuse the memory of donated arguments."""
-    results: int
-    """Outputs with memory of their own."""
-    temporaries: int
-    """Scratch memory that the compiler reserves; the fields below describe it."""
-    compute_copy: int
-    gradients: int
-    activations: int
-    logits: int
-    residual_activations: int
-    """Residuals of the forward pass that grow with the batch, from tracing its vjp. The compiler
-    may recompute some of them instead."""
-    residual_weights: int
-    """Residuals that do not grow with the batch: weights cast or sliced from stacks, and the
-    gradient of the output matrix, which the loss computes in its forward pass."""
-
-    @property
-    def estimated_temporaries(self) -> int:
-        """Return the temporaries as `describe` estimates them."""
-        return self.compute_copy + self.gradients + self.activations + self.logits
-
-    @property
-    def traced_temporaries(self) -> int:
-        """Return the temporaries with traced residuals in place of the estimate."""
-        return self.residual_weights + self.gradients + self.residual_activations + self.logits
-
-
-def compile_for_memory(
-    experiment: Experiment, memory: TrainingMemory, hardware: Hardware
-) -> CompiledMemory:
-    """Compile the step of an experiment with known sizes for the local devices.
-
-    This takes as long as the compilation before training. Nothing is allocated.
-    """
-    # A `pmap` step is measured as the `jit` step of the same mesh, which can be lowered.
-    engine = make_engine(dataclasses.replace(experiment, compile="jit"), hardware)
-    assert isinstance(engine, JitEngine)
-    state: Any = engine.abstract_state()
-    batch: Any = sharded_batch_shapes(experiment, engine.mesh)
-    with explain_oom(lambda: suggest_remedies(experiment)):
-        stats: Any = engine.lower_step(state, batch).compile().memory_analysis()
-    shards = num_shards(engine.mesh, "batch") * num_shards(engine.mesh, "length")
-    # Activations grow with the microbatch; a part that does not grow is weights in another form.
-    residual_activations, residual_weights = trace_residual_bytes(
-        engine, batch, experiment.grad_accum_steps
-    )
-    return CompiledMemory(
-        devices=engine.mesh.size,
-        state=bytes_per_device(state),
-        batch=bytes_per_device(batch),
-        arguments=stats.argument_size_in_bytes,
-        donated=stats.alias_size_in_bytes,
-        results=stats.output_size_in_bytes - stats.alias_size_in_bytes,
-        temporaries=stats.temp_size_in_bytes,
-        compute_copy=memory.compute_copy // engine.mesh.size,
-        gradients=memory.gradients // engine.mesh.size,
-        activations=memory.activations.bytes // shards,
-        logits=memory.logits // shards,
-        residual_activations=residual_activations // shards,
-        residual_weights=residual_weights,
-    )
-
-
 def bytes_per_device(tree: Any) -> int:
     """Return the bytes that one device stores of a tree of sharded arrays."""
     return sum(
@@ -229,31 +168,107 @@ def bytes_per_device(tree: Any) -> int:
     )
 
 
-def trace_residual_bytes(engine: JitEngine, batch: Any, grad_accum_steps: int) -> tuple[int, int]:
-    """Return the residual bytes of a microbatch: those that grow with it, and the others."""
-    single, double = (_residual_bytes(engine, batch, times / grad_accum_steps) for times in (1, 2))
-    return double - single, 2 * single - double
+SUBPROCESS_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+"""libtpu allows one process at a time, to guard the chips; the subprocess uses no chip."""
 
 
-def _residual_bytes(engine: JitEngine, batch: Any, fraction: float) -> int:
-    """Return the residual bytes of the forward pass of a fraction of a batch.
+def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledStep:
+    """Return `compile_step(experiment, target)` computed by another process.
 
-    Each array counts once. The weights themselves do not count.
+    Raises the errors of `compile_step`, and UserError if the process dies: the message names the
+    versions of JAX and of the compiler, and what to install.
     """
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+        request, answer = pathlib.Path(folder, "request"), pathlib.Path(folder, "answer")
+        request.write_bytes(pickle.dumps((experiment, target)))
+        # -P: the current folder is not put in front, where a train.py would hide this package. With
+        # -c this module has its own name in the subprocess, and so has what it pickles.
+        run = f"import sys; from {__name__} import answer_request as answer; answer(*sys.argv[1:])"
+        path = os.pathsep.join(each or str(pathlib.Path.cwd()) for each in sys.path)
+        completed = subprocess.run(
+            [sys.executable, "-P", "-c", run, str(request), str(answer)],
+            env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        status = completed.returncode
+        result = pickle.loads(answer.read_bytes()) if status == 0 else None
+    if isinstance(result, CompiledStep):
+        return result
+    if isinstance(result, UserError):
+        raise result
+    if isinstance(result, ImportError):
+        # Only this process knows the class of a mixer from a config file or a notebook.
+        return compile_step(experiment, target)
+    last = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+    outcome = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last[:200]})"
+    package, extra = COMPILER_PACKAGES[target.chip.platform]
+    installed = (each for each in importlib.metadata.distributions() if each.name == package)
+    version = next((each.version for each in installed), "of no known version")
+    raise UserError(
+        f"target {target.name}: its compiler, {package} {version} with jax {jax.__version__}, "
+        f"{outcome}; in an environment of its own: pip install "
+        f"'jax[{extra}]=={jax.__version__}', or --compile-best 0 for estimates only"
+    )
 
-    def make_vjp(state: Any, rows: Any) -> Any:
-        rngs = example_rngs(state, rows)
-        loss = lambda params: total_loss(engine.train_step.loss_fn(params, rows, rngs))  # noqa: E731
-        return jax.vjp(loss, state.params)[1]
 
-    rows = {
-        name: jax.ShapeDtypeStruct((round(leaf.shape[0] * fraction), *leaf.shape[1:]), leaf.dtype)
-        for name, leaf in batch.items()
-    }
-    program = jax.make_jaxpr(make_vjp)(engine.abstract_state(), rows).jaxpr
-    # The vjp function is a pytree of residuals: the outputs of this program are exactly what the
-    # backward pass reads. An output that is also an input is a weight or a part of the batch.
-    inputs = {id(variable) for variable in program.invars}
-    residuals = {id(variable): variable.aval for variable in program.outvars}
-    avals: Any = [aval for name, aval in residuals.items() if name not in inputs]
-    return sum(aval.size * aval.dtype.itemsize for aval in avals)
+def answer_request(request: str, answer: str) -> None:
+    """Compile what a file asks for, and write the step or the user's error to another file."""
+    result: CompiledStep | Exception
+    try:
+        experiment, target = pickle.loads(pathlib.Path(request).read_bytes())
+    except (AttributeError, ImportError) as error:
+        result = ImportError(str(error))
+    else:
+        try:
+            step = compile_step(experiment, target)
+            result = dataclasses.replace(step, engine=None, program=None)  # of this process alone
+        except UserError as error:
+            result = error
+    pathlib.Path(answer).write_bytes(pickle.dumps(result))
+
+
+TIMED_STEPS = 3
+"""Steps that are timed, after one warm-up step."""
+
+
+def time_step(
+    experiment: Experiment,
+    compiled: CompiledStep,
+    steps: int = TIMED_STEPS,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Return the seconds of the fastest of several steps on a random batch.
+
+    The minimum, not the mean: other processes may use the machine.
+    """
+    engine = compiled.engine
+    state: Any = engine.init()
+    batch = engine.put_batch(random_batch(experiment))
+    zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)  # noqa: E731
+    frozen = jax.tree.map(zeros, engine.abstract_frozen())  # of a LoRA run
+    seconds = []
+    for _ in range(1 + steps):
+        jax.block_until_ready((state, batch))
+        start = clock()
+        state, _ = jax.block_until_ready(compiled.program(state, batch, frozen))
+        seconds.append(clock() - start)
+    return min(seconds[1:])
+
+
+def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
+    """Return this host's rows of a batch: random tokens without padding."""
+    rows = max_batch_shape(experiment)[0] // jax.process_count()
+    generator = np.random.default_rng(0)
+    num_tokens = experiment.task.num_labels or experiment.model.vocab_size
+    batch: dict[str, np.ndarray] = {}
+    for name, leaf in unsharded_batch_shapes(experiment, rows).items():
+        if name in ("positions", "examples"):
+            batch[name] = np.broadcast_to(np.arange(leaf.shape[-1], dtype=leaf.dtype), leaf.shape)
+        elif name in ("segments", "source_segments", "weights"):
+            batch[name] = np.ones(leaf.shape, leaf.dtype)
+        else:
+            batch[name] = generator.integers(num_tokens, size=leaf.shape).astype(leaf.dtype)
+    return batch

@@ -6,14 +6,16 @@ bandwidth (Shazeer 2019).
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformer.models.config import TransformerConfig
-    from transformer.models.encoder_decoder import EncoderDecoder
-    from transformer.models.language_model import LanguageModel
-    from transformer.models.model import Model
-
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import mixer_class
+from transformer.flops import count_decode_step_flops, decode_step_weight_bytes
+from transformer.models.config import TransformerConfig
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.language_model import LanguageModel
+from transformer.models.model import Model
+from transformer.parameter_counts import cache_bytes
 
 LARGE_BATCH = 64
 """Second batch size of the tables: at 64 sequences most bytes read are cache, not weights."""
@@ -53,15 +55,22 @@ class DecodingCost:
         """Return FLOPs per byte read."""
         return self.flops / self.bytes_read_per_token(batch_size)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers for `--json`."""
+        return {
+            **dataclasses.asdict(self),
+            "num_kv_heads": list(self.num_kv_heads),
+            "bytes_read_per_token": self.bytes_read_per_token(),
+            "flops_per_byte": self.arithmetic_intensity(),
+            f"flops_per_byte_batch_{LARGE_BATCH}": self.arithmetic_intensity(LARGE_BATCH),
+        }
 
-def count_decoding_variants(model: "Model", context_length: int) -> tuple[DecodingCost, ...]:
+
+def count_decoding_variants(model: Model, context_length: int) -> tuple[DecodingCost, ...]:
     """Return decoding costs of a model: as configured first, then with other key-value heads.
 
     Empty for models that do not decode, or whose steps have no exact count.
     """
-    from transformer.models.encoder_decoder import EncoderDecoder
-    from transformer.models.language_model import LanguageModel
-
     if not isinstance(model, LanguageModel | EncoderDecoder) or not _is_counted(model.config):
         return ()
     own = count_decoding_cost(model, context_length)
@@ -69,15 +78,12 @@ def count_decoding_variants(model: "Model", context_length: int) -> tuple[Decodi
     return (own, *(each for each in variants if each != own))
 
 
-def _is_counted(config: "TransformerConfig") -> bool:
+def _is_counted(config: TransformerConfig) -> bool:
     """Return True if every mixer decodes from a cache and its steps have an exact count.
 
     Cross attention of other kinds is excluded: its formula includes work that is done once for each
     source.
     """
-    from transformer.attention.full import AttentionConfig
-    from transformer.attention.mixer import mixer_class
-
     return all(
         mixer_class(block.mixer).abilities(block.mixer).cached
         and isinstance(block.cross_attention, AttentionConfig | None)
@@ -85,13 +91,8 @@ def _is_counted(config: "TransformerConfig") -> bool:
     )
 
 
-def count_decoding_cost(
-    model: "LanguageModel | EncoderDecoder", context_length: int
-) -> DecodingCost:
+def count_decoding_cost(model: LanguageModel | EncoderDecoder, context_length: int) -> DecodingCost:
     """Return the cost of a step at this context; a source has the same length."""
-    from transformer.flops import count_decode_step_flops, decode_step_weight_bytes
-    from transformer.parameter_counts import cache_bytes
-
     source = context_length if model.config.encoder is not None else 0
 
     def size_of_cache(tokens: int, source_tokens: int) -> int:
@@ -112,8 +113,8 @@ def count_decoding_cost(
 
 
 def kv_head_variants(
-    model: "LanguageModel | EncoderDecoder",
-) -> tuple["LanguageModel | EncoderDecoder", ...]:
+    model: LanguageModel | EncoderDecoder,
+) -> tuple[LanguageModel | EncoderDecoder, ...]:
     """Return the model with N, N / 4 and 1 key-value heads and as configured, most heads first."""
     variants = {_kv_heads(model.config): model.config}
     for group in (1, 4, None):
@@ -123,13 +124,11 @@ def kv_head_variants(
     return tuple(dataclasses.replace(model, config=each) for _, each in ordered)
 
 
-def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConfig":
+def _grouped(config: TransformerConfig, group: int | None) -> TransformerConfig:
     """Return the config with one key-value head per `group` query heads; None: one for all.
 
     Layers whose number of heads `group` does not divide keep their own.
     """
-    from transformer.attention.full import AttentionConfig
-
     pattern = []
     for block in config.layer_pattern:
         for name in ("mixer", "cross_attention"):
@@ -142,9 +141,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
     return dataclasses.replace(config, layer_pattern=tuple(pattern))
 
 
-def _kv_heads(config: "TransformerConfig") -> tuple[int, ...]:
-    from transformer.attention.full import AttentionConfig
-
+def _kv_heads(config: TransformerConfig) -> tuple[int, ...]:
     mixers = [
         mixer for block in config.layer_pattern for mixer in (block.mixer, block.cross_attention)
     ]

@@ -2,25 +2,91 @@
 
 import dataclasses
 import functools
+import importlib.resources
 import math
+import tomllib
+from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console, RenderableType
+
 from train.config.resolve import resolve_precision
+from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.batch_shapes import max_batch_shape
-from train.estimate.candidate import Candidate, PlanOptions, mesh_sizes
-from train.estimate.compile import CompiledStep, compile_step
-from train.estimate.compile_process import compile_in_subprocess
-from train.estimate.expected_time import ExpectedStep, chip_price, expect_step, published_as_dict
-from train.estimate.local_measurements import time_step
-from train.estimate.quantities import Quantities
+from train.estimate.chips import Chip, PublishedRun
+from train.estimate.compile import CompiledStep, compile_in_subprocess, compile_step, time_step
+from train.estimate.hlo import total_collectives
+from train.estimate.quantities import Quantities, mesh_sizes
 from train.estimate.remedies import PrecisionOption, best_by_precision
-from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
+from train.estimate.roofline import ExpectedStep, expect_step
+from train.estimate.search import RankedCandidate, own_candidate, search_candidates
+from train.estimate.tables import format_bytes, format_count, memory_table, new_table
 from train.estimate.target import Target, require_compiler
 from train.experiment import Experiment
+from train.files import expand_path
 from train.runtime.stages import stage
+from train.runtime.startup import program_name
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
+
+
+MAX_DOLLARS_PER_HOUR = 1e9
+"""Upper limit of a valid price."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """Options of a plan. Also flags of the verb `plan`, whose help shows the texts below."""
+
+    search: bool = True
+    """Search over meshes, rematerialization and microbatches; False: keep the experiment's
+    settings."""
+    compile_best: int = 3
+    """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
+    precisions: bool = True
+    """Estimate the best candidate in each narrower precision too; precision changes training
+    results."""
+    measure: bool = True
+    """With --target here, execute a few steps if they fit and are short."""
+    tokens: float = 0.0
+    """Training tokens for total time and price; 0: those of the experiment's steps."""
+    prices: str = ""
+    """TOML file with prices per chip hour; empty: the shipped list prices."""
+    show: int = 8
+    """Rows of the ranking to show."""
+
+
+def chip_price(chip: Chip, path: str = "") -> float:
+    """Return US dollars per chip hour, from the user's table or the shipped one.
+
+    Raises UserError if the file cannot be read or has no price for the chip.
+    """
+    price = load_prices(path).get(chip.name)
+    if (
+        isinstance(price, bool)
+        or not isinstance(price, int | float)
+        or not 0 <= price < MAX_DOLLARS_PER_HOUR
+    ):
+        raise UserError(
+            f"prices {path or 'the table of prices'}: has no price for {chip.name}; add a line "
+            f"like {chip.name} = 1.20"
+        )
+    return float(price)
+
+
+def load_prices(path: str = "") -> dict[str, Any]:
+    """Return a price table, the shipped one without a path.
+
+    Raises UserError if the file cannot be read or is not TOML.
+    """
+    if not path:
+        shipped = importlib.resources.files("train.estimate") / "prices.toml"
+        return tomllib.loads(shipped.read_text())
+    with as_user_error(path):
+        data = expand_path(path).read_bytes()
+    with as_damaged(f"prices {path}", "TOML", "write lines like v5e = 1.20"):
+        return tomllib.loads(data.decode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +115,7 @@ class Plan:
     @property
     def memory_bytes(self) -> int:
         """Return bytes of one chip: compiled if available, else estimated."""
-        return self.compiled_step.peak if self.compiled_step else self.best.footprint.total
+        return self.compiled_step.peak if self.compiled_step else self.best.memory.total
 
     @property
     def fits(self) -> bool:
@@ -101,13 +167,13 @@ class Plan:
         return result | {
             "mfu": self.expected.mfu,
             "mfu_bound": self.mfu_bound,
-            "published": published_as_dict(self.expected.published),
-            "stand_in": published_as_dict(self.expected.fallback),
+            "published": _published_as_dict(self.expected.published),
+            "stand_in": _published_as_dict(self.expected.fallback),
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers for `--json`."""
-        time, size = self.best.time, self.best.footprint
+        time, size = self.best.time, self.best.memory
         return {
             "target": self.target.name,
             "chips": self.target.num_chips,
@@ -119,7 +185,7 @@ class Plan:
             "memory_bytes_per_chip": self.memory_bytes,
             "memory_bytes_available": self.target.memory_bytes,
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
-            "compiled_bytes": _compiled_as_dict(self.compiled_step),
+            "compiled_bytes": self.compiled_step and self.compiled_step.as_dict(),
             **self._time_as_dict(),
             "step_seconds_measured": self.measured_seconds,
             "step_seconds_overlapped": time.overlapped_seconds,
@@ -139,14 +205,11 @@ class Plan:
         }
 
 
-def _compiled_as_dict(compiled: CompiledStep | None) -> dict[str, Any] | None:
-    if compiled is None:
+def _published_as_dict(run: PublishedRun | None) -> dict[str, Any] | None:
+    if run is None:
         return None
-    return {
-        field.name: getattr(compiled, field.name)
-        for field in dataclasses.fields(compiled)
-        if field.name not in ("collectives", "engine", "program")
-    }
+    names = ("mfu", "model", "hardware", "organisation", "title", "year", "url")
+    return {name: getattr(run, name) for name in names}
 
 
 def make_plan(
@@ -166,8 +229,8 @@ def make_plan(
     experiment = resolve_precision(experiment, target.hardware)
     if options.search and options.compile_best:
         require_compiler(target)
-    find = search_candidates if options.search else _unsearched
-    ranked = find(Quantities.from_experiment(experiment, target))
+    find = search_candidates if options.search else own_candidate
+    ranked = find(Quantities(experiment, target.hardware), target)
     rejected = []
     best, compiled = ranked[0], None
     compiler = compile_step if target.is_local else compile_in_subprocess
@@ -203,16 +266,6 @@ def make_plan(
     )
 
 
-def _unsearched(quantities: Quantities) -> list[RankedCandidate]:
-    """Return the experiment's own settings as the only candidate."""
-    return [
-        rank_candidate(
-            quantities,
-            Candidate.from_experiment(quantities.experiment, quantities.target.num_devices),
-        )
-    ]
-
-
 def measure_if_local(
     experiment: Experiment, best: RankedCandidate, compiled: CompiledStep | None, target: Target
 ) -> float | None:
@@ -222,3 +275,164 @@ def measure_if_local(
     return (
         time_step(experiment, compiled) if best.time.step_seconds < MAX_MEASURED_SECONDS else None
     )
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Print the verdict, then memory, time, communication and alternatives."""
+    console = console or Console(highlight=False)
+    for line in (
+        *_verdict(plan),
+        *_memory(plan),
+        *_time(plan),
+        *_collectives(plan),
+        *_ranking(plan),
+        *_precisions(plan),
+    ):
+        console.print(line, soft_wrap=isinstance(line, str))  # flags are pasted
+    for note in plan.notes:
+        console.print(f"Note: {note}.")
+
+
+def _verdict(plan: Plan) -> Iterable[RenderableType]:
+    target, expected, bound = plan.target, plan.expected, plan.step_seconds_bound
+    spare = target.memory_bytes - plan.memory_bytes
+    verdict = "fits" if plan.fits else "does not fit"
+    unit = "chip" if target.num_devices == target.num_chips else "device, two of a chip,"
+    room = f"{format_bytes(abs(spare))} per {unit} {'free' if spare >= 0 else 'over the limit'}"
+    source = "compiled" if plan.compiled_step else "estimated"
+    yield (
+        f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.num_chips} x "
+        f"{target.chip.device_kind}): [bold]{verdict}[/bold], {format_bytes(plan.memory_bytes)} of "
+        f"{format_bytes(target.memory_bytes)} ({source}), {room}"
+    )
+    yield (
+        f"expected: {_seconds(expected.seconds)} per step, "
+        f"{format_count(plan.tokens_per_second(expected.seconds))} tokens/s, MFU "
+        f"{expected.mfu:.0%} ({expected.reason})"
+    )
+    yield (
+        f"at most: {_seconds(bound)} per step, {format_count(plan.tokens_per_second(bound))} "
+        f"tokens/s, MFU {plan.mfu_bound:.0%}, if only arithmetic, memory and links took time"
+    )
+    if expected.published is not None:
+        yield f"best published: MFU {expected.published.citation()}, {expected.published.url}"
+    if expected.fallback is not None:
+        yield f"from another chip: MFU {expected.fallback.citation()}, {expected.fallback.url}"
+    yield (
+        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(bound))} to "
+        f"{format_duration(plan.hours(expected.seconds))}, for {_dollars(plan.dollars(bound))} to "
+        f"{_dollars(plan.dollars(expected.seconds))} "
+        f"(${plan.dollars_per_chip_hour:.2f} per chip hour)"
+    )
+    yield f"{program_name()} fit ... {plan.best.candidate.flags()}\n"
+
+
+def _memory(plan: Plan) -> Iterable[RenderableType]:
+    compiled = plan.compiled_step
+    yield memory_table("Memory of one chip", plan.best.memory, compiled)
+    if compiled and compiled.rejection:
+        yield f"The compiler rejects the step; sizes are lower bounds: {compiled.rejection}"
+
+
+def _time(plan: Plan) -> Iterable[RenderableType]:
+    time = plan.best.time
+    table = new_table("Time of one step", "what", "seconds")
+    table.add_row("compute", _seconds(time.compute_seconds))
+    table.add_row("memory", _seconds(time.memory_seconds))
+    for axis, seconds in time.link_seconds.items():
+        table.add_row(f"links, {axis}", _seconds(seconds))
+    for what, seconds in time.host_seconds.items():
+        table.add_row(f"host, {what}", _seconds(seconds))
+    table.add_row("step, at least", _seconds(time.step_seconds), style="bold")
+    if plan.measured_seconds is None:
+        table.add_row("step, expected", _seconds(plan.expected.seconds), style="bold")
+    else:
+        table.add_row("step, measured", _seconds(plan.measured_seconds), style="bold")
+    table.add_row("everything overlapped", _seconds(time.overlapped_seconds))
+    table.add_row("nothing overlapped", _seconds(time.sequential_seconds))
+    yield table
+
+
+def _collectives(plan: Plan) -> Iterable[RenderableType]:
+    if plan.compiled_step is None or not plan.compiled_step.collectives:
+        return
+    table = new_table(
+        "Communication of one step, as compiled", "collective", "along", "times", "bytes"
+    )
+    for (kind, axes), (count, size) in sorted(
+        total_collectives(plan.compiled_step.collectives).items()
+    ):
+        table.add_row(kind, ", ".join(axes), f"{count:,}", format_bytes(size))
+    yield table
+    yield f"[dim]Compiled in {plan.compiled_step.compile_seconds:.0f} s.[/dim]"
+
+
+def _ranking(plan: Plan) -> Iterable[RenderableType]:
+    if plan.num_candidates < 2:
+        return
+    table = new_table(
+        f"Best of {plan.num_candidates:,} candidates, by the estimates",
+        "mesh",
+        "remat",
+        "microbatches",
+        "memory",
+        "step, at least",
+        "MFU, at most",
+    )
+    for each in plan.ranking:
+        table.add_row(
+            each.candidate.mesh_text(),
+            each.candidate.remat,
+            str(each.candidate.grad_accum_steps),
+            format_bytes(each.memory.total),
+            _seconds(each.time.step_seconds),
+            f"{each.time.mfu:.0%}",
+            style="bold" if each is plan.best else (None if each.fits else "dim"),
+        )
+    yield table
+    for each, compiled_step in plan.rejected:
+        yield (
+            f"{each.candidate.mesh_text()}, {each.candidate.remat}: estimated "
+            f"{format_bytes(each.memory.total)}, needs {format_bytes(compiled_step.peak)} "
+            f"{'or more: the compiler rejects it' if compiled_step.rejection else 'as compiled'}"
+        )
+
+
+def _precisions(plan: Plan) -> Iterable[RenderableType]:
+    if not plan.other_precisions:
+        return
+    table = new_table(
+        "Other precisions, which change training results",
+        *("precision", "memory", "step, at least", "MFU, at most", "fits"),
+    )
+    own = PrecisionOption(plan.experiment.model.precision, plan.best)
+    for each in (own, *plan.other_precisions):
+        best = each.best
+        table.add_row(
+            each.precision.name,
+            format_bytes(best.memory.total),
+            _seconds(best.time.step_seconds),
+            f"{best.time.mfu:.0%}",
+            "yes" if best.fits else "no",
+            style="bold" if each is own else None,
+        )
+    yield table
+    for each in plan.other_precisions:
+        yield f"{each.precision.name}: {program_name()} fit ... {each.flags()}"
+
+
+def _dollars(dollars: float) -> str:
+    return f"${dollars:,.{0 if dollars >= 10 else 2}f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def format_duration(hours: float) -> str:
+    """Format hours in seconds, minutes, hours or days."""
+    if hours < 1 / 60:
+        return f"{hours * 3600:.0f} seconds"
+    if hours < 1:
+        return f"{hours * 60:.0f} minutes"
+    return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"

@@ -1,22 +1,25 @@
 """Changes of settings that make a step fit: mesh, rematerialization, microbatches, precision."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from train.errors import UsageError, UserError
+from train.engines.engine import Engine
+from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.chips import Chip
-from train.estimate.description_tables import format_bytes
-from train.estimate.expected_time import expect_step
-from train.estimate.footprint import Footprint
-from train.estimate.quantities import Quantities
-from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
-from train.estimate.target import Target
+from train.estimate.memory import Memory
+from train.estimate.quantities import Quantities, mesh_sizes
+from train.estimate.roofline import expect_step
+from train.estimate.search import RankedCandidate, own_candidate, search_candidates
+from train.estimate.tables import format_bytes
+from train.estimate.target import Target, local_target
 from train.experiment import Experiment
+from train.runtime.host import host_memory_bytes
 from transformer.precision import POLICIES, Precision
 
 
@@ -36,7 +39,7 @@ class PrecisionOption(NamedTuple):
         likely = expect_step(chip, time.step_seconds, time.mfu)
         return {
             "fits": self.best.fits,
-            "memory_bytes_per_chip": self.best.footprint.total,
+            "memory_bytes_per_chip": self.best.memory.total,
             "step_seconds": likely.seconds,
             "step_seconds_bound": time.step_seconds,
             "mfu": likely.mfu,
@@ -51,9 +54,8 @@ def narrower_precisions(own: Precision, chip: Chip) -> list[Precision]:
     float16 has less range than bfloat16 and needs loss scaling. It is included only if it is more
     than twice as fast, as on GPUs without bfloat16.
     """
-    fast_float16 = chip.peak_flops_per_second("float16") > 2 * chip.peak_flops_per_second(
-        "bfloat16"
-    )
+    rate = chip.peak_flops_per_second
+    fast_float16 = rate("float16") > 2 * rate("bfloat16")
     return [
         policy
         for policy in POLICIES.values()
@@ -61,21 +63,6 @@ def narrower_precisions(own: Precision, chip: Chip) -> list[Precision]:
         and not _wider(policy, own)
         and (fast_float16 or not policy.needs_loss_scale)
     ]
-
-
-def best_by_precision(
-    experiment: Experiment, target: Target, find: Callable[[Quantities], list[RankedCandidate]]
-) -> Iterator[PrecisionOption]:
-    """Yield the best candidate in each narrower precision."""
-    for precision in narrower_precisions(experiment.model.precision, target.chip):
-        quantities = Quantities.from_experiment(replace_precision(experiment, precision), target)
-        yield PrecisionOption(precision, find(quantities)[0])
-
-
-def replace_precision(experiment: Experiment, precision: Precision) -> Experiment:
-    """Return the experiment with another precision policy."""
-    model = dataclasses.replace(experiment.model, precision=precision)
-    return dataclasses.replace(experiment, model=model)
 
 
 def _wider(policy: Precision, own: Precision) -> bool:
@@ -88,12 +75,47 @@ def _wider(policy: Precision, own: Precision) -> bool:
     )
 
 
+def replace_precision(experiment: Experiment, precision: Precision) -> Experiment:
+    """Return the experiment with another precision policy."""
+    model = dataclasses.replace(experiment.model, precision=precision)
+    return dataclasses.replace(experiment, model=model)
+
+
+Find = Callable[[Quantities, Target], list[RankedCandidate]]
+"""How candidates are found: `search_candidates` or `own_candidate`."""
+
+
+def options_by_precision(
+    experiment: Experiment, target: Target, precisions: list[Precision], find: Find
+) -> Iterator[PrecisionOption]:
+    """Yield every candidate in each precision, the best of a precision first."""
+    for precision in precisions:
+        quantities = Quantities(replace_precision(experiment, precision), target.hardware)
+        yield from (PrecisionOption(precision, each) for each in find(quantities, target))
+
+
+def best_by_precision(
+    experiment: Experiment, target: Target, find: Find
+) -> Iterator[PrecisionOption]:
+    """Yield the best candidate in each narrower precision."""
+    for precision in narrower_precisions(experiment.model.precision, target.chip):
+        yield next(options_by_precision(experiment, target, [precision], find))
+
+
 MAX_SUGGESTIONS = 3
 """Number of remedies, and of memory items, that a message names."""
 
 
 PRECISION_SETTING = "model.precision"
 """The one setting of a remedy that changes training results."""
+
+
+def suggest_remedies(experiment: Experiment) -> list[str]:
+    """Return the changes of settings that `plan` estimates to fit on this machine.
+
+    Without an estimate, return generic remedies, the most effective first.
+    """
+    return plan_remedies(experiment, local_target()) or generic_remedies(experiment)
 
 
 def plan_remedies(experiment: Experiment, target: Target) -> list[str]:
@@ -103,36 +125,22 @@ def plan_remedies(experiment: Experiment, target: Target) -> list[str]:
     """
     try:
         experiment = resolve_sizes(experiment)[0]
-        now = _current(experiment, target)
+        own = experiment.model.precision
+        now = next(options_by_precision(experiment, target, [own], own_candidate))
         if now.best.fits:
             return []
-        fitting = list(_fitting(experiment, target))
+        precisions = [own, *narrower_precisions(own, target.chip)]
+        options = options_by_precision(experiment, target, precisions, search_candidates)
+        fitting = [each for each in options if each.best.fits]
     # This runs while an out-of-memory error is reported: a failing estimate must not replace it.
-    except (UserError, UsageError, ValueError):
+    except (UserError, ValueError):
         return []
     changes = [describe_change(now, each) for each in cheapest_changes(now, fitting)]
     smaller = (
         "no setting that keeps the model makes it fit; lower model.d_model or model.num_layers"
     )
     remedy = f"give {changes[0]}" if changes else smaller
-    return [f"largest are {largest_parts(now.best.footprint)}; {remedy}", *changes[1:]]
-
-
-def _current(experiment: Experiment, target: Target) -> PrecisionOption:
-    """Return the experiment's own settings with their estimates."""
-    quantities = Quantities.from_experiment(experiment, target)
-    candidate = Candidate.from_experiment(experiment, target.num_devices)
-    return PrecisionOption(experiment.model.precision, rank_candidate(quantities, candidate))
-
-
-def _fitting(experiment: Experiment, target: Target) -> Iterator[PrecisionOption]:
-    """Yield every candidate that fits: the own precision first, the fastest first in each."""
-    own = experiment.model.precision
-    for precision in (own, *narrower_precisions(own, target.chip)):
-        quantities = Quantities.from_experiment(replace_precision(experiment, precision), target)
-        yield from (
-            PrecisionOption(precision, each) for each in search_candidates(quantities) if each.fits
-        )
+    return [f"largest are {largest_parts(now.best.memory)}; {remedy}", *changes[1:]]
 
 
 def cheapest_changes(now: PrecisionOption, fitting: list[PrecisionOption]) -> list[PrecisionOption]:
@@ -163,19 +171,6 @@ def changed_flags(old: PrecisionOption, new: PrecisionOption) -> str:
     return " ".join(f"--{name} {settings[name]}" for name in settings if name in names)
 
 
-def largest_parts(size: Footprint) -> str:
-    """Return the largest memory items as text."""
-    parts = {
-        "weights": size.weights,
-        "the optimizer's state": size.optimizer,
-        "gradients": size.gradients,
-        "residuals of the forward pass": size.residuals,
-        "the working set of a layer or the loss": size.working_set,
-    }
-    ordered = sorted(parts, key=lambda name: -parts[name])
-    return ", ".join(f"{name} ({format_bytes(parts[name])})" for name in ordered[:MAX_SUGGESTIONS])
-
-
 def _settings(option: PrecisionOption) -> dict[str, object]:
     candidate = option.best.candidate
     return {
@@ -189,3 +184,84 @@ def _settings(option: PrecisionOption) -> dict[str, object]:
 def _changed_settings(old: PrecisionOption, new: PrecisionOption) -> frozenset[str]:
     before, after = _settings(old), _settings(new)
     return frozenset(name for name in after if after[name] != before[name])
+
+
+def largest_parts(size: Memory) -> str:
+    """Return the largest memory items as text."""
+    parts = {
+        "weights": size.weights,
+        "the optimizer's state": size.optimizer,
+        "gradients": size.gradients,
+        "residuals of the forward pass": size.residuals,
+        "the working set of a layer or the loss": size.working_set,
+    }
+    ordered = sorted(parts, key=lambda name: -parts[name])
+    return ", ".join(f"{name} ({format_bytes(parts[name])})" for name in ordered[:MAX_SUGGESTIONS])
+
+
+def generic_remedies(experiment: Experiment) -> list[str]:
+    """Return the changes of settings that lower the memory of training."""
+    microbatches, batch = experiment.grad_accum_steps, experiment.batch_size
+    batch_tokens = experiment.batch_tokens
+    remedies = []
+    if batch_tokens or batch > microbatches:
+        size = f"data.batch_tokens (now {batch_tokens})" if batch_tokens else ""
+        size = size or f"batch_size (now {batch})"
+        remedies.append(f"raise grad_accum_steps (now {microbatches}) or lower {size}")
+    if experiment.model.remat != "full":
+        remedies.append(f"set model.remat to full (now {experiment.model.remat})")
+    length = experiment.sequence_length
+    remedies.append(f"lower data.{experiment.data.length_field} (now {length})")
+    remedies.append(
+        f"lower model.d_model (now {experiment.model.d_model}) or "
+        f"model.num_layers (now {experiment.model.num_layers})"
+    )
+    if jax.device_count() > 1 and experiment.mesh.fsdp == 1:
+        remedies.insert(0, f"set mesh.fsdp to {jax.device_count()} (now 1)")
+    return remedies
+
+
+HOST_BYTES_PER_TOKEN = 16
+"""Bytes of a token in a host batch: token, target, position and segment, int32 each."""
+
+
+MIN_ACTIVATION_BYTES = 2
+"""Bytes of an activation in bfloat16 or float16, the smallest types that layers compute in."""
+
+
+def check_minimum_memory(engine: Engine, experiment: Experiment) -> None:
+    """Raise UserError for an experiment that cannot fit, whatever XLA does.
+
+    The sizes are lower bounds, not estimates. Without this check, a batch or a model that is far
+    too large takes minutes to build. On a CPU the operating system would then kill the process
+    without an error message.
+    """
+    device = jax.local_devices()[0]
+    local_devices, host_bytes = jax.local_device_count(), host_memory_bytes()
+    device_bytes = (device.memory_stats() or {}).get("bytes_limit", 0) * local_devices
+    if device.platform == "cpu":
+        device_bytes = host_bytes
+    state = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(engine.abstract_state())
+        if leaf.sharding.memory_kind != "pinned_host"
+    )
+    model = experiment.model
+    rows = experiment.batch_size // jax.process_count()
+    tokens = rows * experiment.data.shortest_row
+    # Every rematerialization policy saves at least the input of each layer.
+    values = tokens * model.d_model * model.num_layers
+    layer_inputs = values * MIN_ACTIVATION_BYTES // experiment.grad_accum_steps
+    remedies = generic_remedies(experiment)
+    state_remedies = [each for each in remedies if each.startswith(("set mesh.", "lower model."))]
+    activation_memory = host_bytes if model.remat == "offload" else device_bytes
+    for consumer, size, memory, helpful in (
+        ("the training state", state * local_devices, device_bytes, state_remedies),
+        ("the inputs of the layers", layer_inputs, activation_memory, remedies),
+        ("a batch's tokens", tokens * HOST_BYTES_PER_TOKEN, host_bytes, remedies),
+    ):
+        if memory and size > memory:
+            raise UserError(
+                f"memory: {consumer} would take {format_bytes(size)}, and the machine has "
+                f"{format_bytes(memory)}; {', or '.join(helpful)}"
+            )

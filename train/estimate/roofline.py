@@ -1,9 +1,9 @@
-"""Lower bound of the step time: a roofline of compute, memory and links.
+"""Time of a step: a roofline of compute, memory and links, and what runs reach of it.
 
 Compute: the FLOPs that are executed (recomputation, masked scores where they are materialized, the
 optimizer's own matmuls) at `Chip.attainable_fraction` of the peak. Memory: weights once per
 microbatch and pass, optimizer state and gradients once, and the residuals of each layer, at
-`ATTAINABLE_FRACTION` of the bandwidth. Links: the bytes of `bytes_sent`, each mesh axis over the
+`ATTAINABLE_FRACTION` of the bandwidth. Links: the bytes of `link_traffic`, each mesh axis over the
 links it is laid on, plus the latency of each message around its ring.
 
 Communication of `data` and `fsdp` overlaps with compute; that of `tensor`, `context` and `expert`
@@ -15,25 +15,35 @@ at the end of the step and does not. Hence
 
 A CPU does all of it with the same cores, so there the parts add up.
 
-Bytes and messages between chips follow from the layout alone. `fsdp` gathers the sharded weights
-for each microbatch, forward and backward, and reduce-scatters their gradients once (Rajbhandari et
-al. 2020, section 7). `tensor` all-reduces the activations of each layer twice forward and twice
-backward (Shoeybi et al. 2019, section 3), once more with recomputation. `context` passes keys and
-values around a ring, and their gradients on the way back (Liu et al. 2023). `expert` sends tokens
-to their experts and back, forward and backward (Lepikhin et al. 2021).
+The roofline is a bound: kernel launches, norms and stragglers cost nothing in it. Only measurements
+tell how close a real trainer comes. So the same roofline is applied to the best published run of
+each chip (`train/estimate/chips.py`), and the ratio of the two is the chip's `efficiency`:
+
+    expected MFU = min(efficiency * bound of this plan, published MFU).
+
+The ratio, because a step that is bound by memory or communication never reaches the MFU of a large
+dense model. The minimum, because a plan should not promise more than a published run.
 """
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from train.estimate.candidate import Candidate
-from train.estimate.chips import ATTAINABLE_FRACTION
-from train.estimate.quantities import Quantities
+from train.estimate.chips import (
+    ATTAINABLE_FRACTION,
+    CHIPS,
+    CPU_EFFICIENCY,
+    FALLBACK_CHIPS,
+    PUBLISHED,
+    Chip,
+    PublishedRun,
+)
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.target import Target
 from train.parallel.mesh import MESH_AXES
 from transformer.attention.full import AttentionConfig
 from transformer.layers.moe import MoEConfig
+from transformer.precision import DType
 
 OVERLAPPED_AXES = ("data", "fsdp")
 """Mesh axes whose communication overlaps with compute."""
@@ -64,7 +74,7 @@ class StepTime:
 
     @property
     def step_seconds(self) -> float:
-        """Return the roofline bound; `train/estimate/expected_time.py` gives the expected time."""
+        """Return the roofline bound."""
         # XLA's scheduler hides the weight gathers and gradient sums of `data` and `fsdp` behind the
         # matmuls of other layers. The activations of `tensor`, `context` and `expert` are the
         # input of the next matmul.
@@ -101,30 +111,32 @@ class StepTime:
         )
 
 
-def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime:
+def estimate_step_time(quantities: Quantities, candidate: Candidate, target: Target) -> StepTime:
     """Return the roofline of one candidate."""
-    chip = quantities.target.chip
-    tokens = quantities.batch_size * quantities.sequence_length
+    chip = target.chip
+    dtype = cast(DType, quantities.experiment.model.precision.compute)  # resolved by now
+    peak = chip.peak_flops_per_second(dtype)
     tokens_of_matmuls = (
         tokens_per_chip(quantities, candidate)
         / quantities.sequences_per_example
         / candidate.mesh.tensor
     )
-    volumes, counts = bytes_sent(quantities, candidate), collective_counts(quantities, candidate)
-    rings = {axis: axis_ring(quantities.target, candidate, axis) for axis in volumes}
+    rings = {axis: axis_ring(target, candidate, axis) for axis in MESH_AXES}
     return StepTime(
         compute_seconds=tokens_of_matmuls
         * _train_flops_per_token(quantities, candidate)
-        / (quantities.peak_flops_per_second * chip.attainable_fraction)
-        + _optimizer_seconds(quantities, candidate),
+        / (peak * chip.attainable_fraction)
+        + _optimizer_seconds(quantities, candidate, chip),
         memory_seconds=_memory_traffic(quantities, candidate)
         / (chip.memory_bandwidth * ATTAINABLE_FRACTION),
         link_seconds={
-            axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].round_latency
-            for axis, size in volumes.items()
+            axis: sent.bytes / rings[axis].bandwidth + sent.messages * rings[axis].round_latency
+            for axis, sent in link_traffic(quantities, candidate).items()
         },
-        model_flops=tokens * quantities.training_flops.total(causal=True),
-        peak_flops_per_second=quantities.peak_flops_per_second * quantities.target.num_devices,
+        model_flops=quantities.batch_size
+        * quantities.sequence_length
+        * quantities.training_flops.total(causal=True),
+        peak_flops_per_second=peak * target.num_devices,
         host_seconds={
             what: size / (chip.host_bandwidth * ATTAINABLE_FRACTION)
             for what, size in _host_traffic(quantities, candidate).items()
@@ -149,10 +161,9 @@ def _train_flops_per_token(quantities: Quantities, candidate: Candidate) -> floa
     return total + recomputed[candidate.remat]
 
 
-def _optimizer_seconds(quantities: Quantities, candidate: Candidate) -> float:
+def _optimizer_seconds(quantities: Quantities, candidate: Candidate, chip: Chip) -> float:
     """Return seconds of the optimizer's own float32 matmuls on a chip's part of the weights."""
     mesh = candidate.mesh
-    chip = quantities.target.chip
     speed = chip.peak_flops_per_second("float32") * chip.attainable_fraction
     return quantities.optimizer_flops / (mesh.fsdp * mesh.tensor * mesh.expert) / speed
 
@@ -162,25 +173,13 @@ def _memory_traffic(quantities: Quantities, candidate: Candidate) -> float:
     mesh = candidate.mesh
     state = quantities.state_bytes(mesh)
     passes = 3 if candidate.remat == "full" else 2
-    weights = (
-        quantities.layer_parameters + quantities.other_parameters
-    ) * quantities.compute_itemsize
-    weights_per_pass = weights / (mesh.tensor * mesh.expert)
     residuals_per_row = quantities.residuals("none").bytes_per_chip(1, mesh.tensor)
-    rows = _rows_per_chip(quantities, candidate)
     accesses = 3 if candidate.remat == "full" else 2  # written and read; written again by `full`
     update = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
     return (
-        candidate.grad_accum_steps * passes * weights_per_pass
-        + accesses * rows * residuals_per_row
+        candidate.grad_accum_steps * passes * _gathered_weight_bytes(quantities, candidate)
+        + accesses * _rows_per_chip(quantities, candidate) * residuals_per_row
         + update
-    )
-
-
-def _rows_per_chip(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the examples that one chip processes in a step, over all microbatches."""
-    return tokens_per_chip(quantities, candidate) / (
-        quantities.sequence_length * quantities.sequences_per_example
     )
 
 
@@ -198,6 +197,31 @@ def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, flo
     if mesh.optimizer_placement == "host":
         traffic["optimizer"] = 2.0 * quantities.state_bytes(mesh).optimizer
     return traffic
+
+
+def tokens_per_chip(quantities: Quantities, candidate: Candidate) -> float:
+    """Return the tokens of one chip in a step, over all microbatches."""
+    mesh = candidate.mesh
+    parts = mesh.data * mesh.fsdp * mesh.expert * mesh.context
+    return (
+        quantities.batch_size
+        * quantities.sequence_length
+        * quantities.sequences_per_example
+        / parts
+    )
+
+
+def _rows_per_chip(quantities: Quantities, candidate: Candidate) -> float:
+    """Return the examples that one chip processes in a step, over all microbatches."""
+    return tokens_per_chip(quantities, candidate) / (
+        quantities.sequence_length * quantities.sequences_per_example
+    )
+
+
+def _gathered_weight_bytes(quantities: Quantities, candidate: Candidate) -> float:
+    """Return the bytes of a chip's gathered weights in the compute dtype."""
+    weights = quantities.layer_parameters + quantities.other_parameters
+    return weights * quantities.compute_itemsize / (candidate.mesh.tensor * candidate.mesh.expert)
 
 
 class Ring(NamedTuple):
@@ -227,10 +251,8 @@ def axis_ring(target: Target, candidate: Candidate, axis: str) -> Ring:
         on_chip = math.gcd(parts, chip.devices_per_chip // sharing)
         # Both ways around: a message crosses at most half of each filled dimension.
         filled = _filled_dimensions(target.shape, inner // sharing, parts // on_chip)
-        return Ring(
-            chip.link_bandwidth_per_dimension * len(filled) / sharing,
-            chip.hop_latency * sum(filled) / 2,
-        )
+        bandwidth = chip.link_bandwidth / chip.torus_dimensions * len(filled) / sharing
+        return Ring(bandwidth, chip.hop_latency * sum(filled) / 2)
     if inner * parts <= chip.chips_per_host:
         return Ring(chip.link_bandwidth, chip.hop_latency)
     # A ring has chips_per_host // inner GPUs in each host, each with a network card of its own.
@@ -255,110 +277,124 @@ def _filled_dimensions(shape: tuple[int, ...], inner: int, parts: int) -> list[i
     return filled or [parts]
 
 
-def bytes_sent(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
-    """Return the bytes that each chip sends in a step, for mesh axes larger than 1."""
-    mesh = candidate.mesh
-    counts = {
-        "data": _data_bytes(quantities, candidate),
-        "fsdp": _fsdp_bytes(quantities, candidate),
-        "expert": _expert_bytes(quantities, candidate),
-        "context": _context_bytes(quantities, candidate),
-        "tensor": _tensor_bytes(quantities, candidate),
+class Traffic(NamedTuple):
+    """What a chip sends along a mesh axis in a step."""
+
+    bytes: float
+    messages: float
+    """Collectives, one after the other."""
+
+
+def link_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, Traffic]:
+    """Return what each chip sends in a step, for mesh axes larger than 1.
+
+    It follows from the layout alone. `fsdp` gathers the sharded weights for each microbatch,
+    forward and backward, and reduce-scatters their gradients once (Rajbhandari et al. 2020, section
+    7). `tensor` all-reduces the activations of each layer twice forward and twice backward (Shoeybi
+    et al. 2019, section 3), once more with recomputation. `context` passes keys and values around a
+    ring, and their gradients on the way back (Liu et al. 2023). `expert` sends tokens to their
+    experts and back, forward and backward (Lepikhin et al. 2021).
+    """
+    mesh, microbatches = candidate.mesh, candidate.grad_accum_steps
+    recomputed = 1 if candidate.remat != "none" else 0
+    layers = quantities.num_layers
+    layer_runs = layers * microbatches
+    weights = _gathered_weight_bytes(quantities, candidate)
+    tokens = tokens_per_chip(quantities, candidate)
+    hidden = tokens * quantities.experiment.model.d_model * quantities.compute_itemsize
+    decoder_hidden = hidden / quantities.sequences_per_example  # each layer has one side's tokens
+    keys_and_values = tokens * _kv_width(quantities) / mesh.tensor * quantities.compute_itemsize
+    gathers = GATHERS_PER_MICROBATCH + 1
+    # Of an array that travels around a ring, each chip sends all but its own part.
+    others = {axis: 1 - 1 / getattr(mesh, axis) for axis in MESH_AXES}
+    traffic = {
+        # Gradients travel together, and an all-reduce sends them twice.
+        "data": Traffic(microbatches * 2 * weights / mesh.fsdp * others["data"], 1),
+        "fsdp": Traffic(
+            microbatches * gathers * weights * others["fsdp"],
+            layer_runs * MATRICES_PER_LAYER * gathers,
+        ),
+        "expert": Traffic(
+            (4 + 2 * recomputed)
+            * layers
+            * _experts_per_token(quantities)
+            * hidden
+            * others["expert"],
+            layer_runs * (4 + 2 * recomputed),
+        ),
+        "context": Traffic(
+            (3 + recomputed) * layers * keys_and_values * (mesh.context - 1),
+            layer_runs * (3 + recomputed) * (mesh.context - 1),
+        ),
+        "tensor": Traffic(
+            2 * (4 + recomputed) * layers * decoder_hidden * others["tensor"],
+            layer_runs * (4 + recomputed),
+        ),
     }
-    return {axis: counts[axis] for axis in MESH_AXES if getattr(mesh, axis) > 1}
+    return {axis: traffic[axis] for axis in MESH_AXES if getattr(mesh, axis) > 1}
 
 
-def collective_counts(quantities: Quantities, candidate: Candidate) -> dict[str, float]:
-    """Return the sequential collectives per chip and step, for mesh axes larger than 1."""
-    recomputed = 1 if candidate.remat != "none" else 0
-    layers = quantities.num_layers * candidate.grad_accum_steps
-    counts = {
-        "data": 1.0,  # gradients travel together
-        "fsdp": layers * MATRICES_PER_LAYER * (GATHERS_PER_MICROBATCH + 1),
-        "expert": layers * (4.0 + 2 * recomputed),
-        "context": layers * (3.0 + recomputed) * (candidate.mesh.context - 1),
-        "tensor": layers * (4.0 + recomputed),
-    }
-    return {axis: counts[axis] for axis in MESH_AXES if getattr(candidate.mesh, axis) > 1}
+def _kv_width(quantities: Quantities) -> float:
+    """Return the width of the keys and values of a token, the mean of the layers."""
+    model = quantities.experiment.model
+    mixers = [block.mixer for block in model.layer_pattern]
+    return sum(
+        2 * (mixer.num_kv_heads or mixer.num_heads) * mixer.resolved_head_dim(model.d_model)
+        for mixer in mixers
+        if isinstance(mixer, AttentionConfig)
+    ) / len(mixers)
 
 
-def tokens_per_chip(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the tokens of one chip in a step, over all microbatches."""
-    mesh = candidate.mesh
-    parts = mesh.data * mesh.fsdp * mesh.expert * mesh.context
-    return (
-        quantities.batch_size
-        * quantities.sequence_length
-        * quantities.sequences_per_example
-        / parts
-    )
+def _experts_per_token(quantities: Quantities) -> float:
+    """Return the experts that a token is sent to, the mean of the layers."""
+    feed_forwards = [block.feed_forward for block in quantities.experiment.model.layer_pattern]
+    return sum(
+        feed_forward.num_experts_per_token
+        for feed_forward in feed_forwards
+        if isinstance(feed_forward, MoEConfig)
+    ) / len(feed_forwards)
 
 
-def _gathered_weight_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the bytes of a chip's gathered weights in the compute dtype."""
-    num_shards = candidate.mesh.tensor * candidate.mesh.expert
-    return (
-        (quantities.layer_parameters + quantities.other_parameters)
-        / num_shards
-        * quantities.compute_itemsize
-    )
+class ExpectedStep(NamedTuple):
+    """Expected time and MFU of a step."""
+
+    seconds: float
+    mfu: float
+    reason: str
+    """Basis of the expectation."""
+    published: PublishedRun | None = None
+    """Best published run on this chip."""
+    fallback: PublishedRun | None = None
+    """Run on another chip that is used if none is published for this one."""
 
 
-def _ring_fraction(parts: int) -> float:
-    """Return the fraction of an array that each chip of a ring sends."""
-    return (parts - 1) / parts
+def expect_step(
+    chip: Chip, bound_seconds: float, bound_mfu: float, measured_seconds: float | None = None
+) -> ExpectedStep:
+    """Return the expected time and MFU of a step with the roofline `bound_seconds`, `bound_mfu`.
 
-
-def _fsdp_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    gathered = _gathered_weight_bytes(quantities, candidate) * _ring_fraction(candidate.mesh.fsdp)
-    return candidate.grad_accum_steps * gathered * (GATHERS_PER_MICROBATCH + 1)
-
-
-def _data_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    gradients = _gathered_weight_bytes(quantities, candidate) / candidate.mesh.fsdp
-    return candidate.grad_accum_steps * 2 * gradients * _ring_fraction(candidate.mesh.data)
-
-
-def _tensor_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    times = 5 if candidate.remat != "none" else 4
-    activations = tokens_per_chip(quantities, candidate) * _token_bytes(quantities)
-    layers_per_token = quantities.num_layers / quantities.sequences_per_example
-    return 2 * times * layers_per_token * activations * _ring_fraction(candidate.mesh.tensor)
-
-
-def _context_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    """Return bytes of keys and values forward, and again with their gradients backward."""
-    width = 0
-    for block in quantities.experiment.model.layer_pattern:
-        if isinstance(block.mixer, AttentionConfig):
-            head_dim = block.mixer.resolved_head_dim(quantities.experiment.model.d_model)
-            width += 2 * (block.mixer.num_kv_heads or block.mixer.num_heads) * head_dim
-    mean_width = width / len(quantities.experiment.model.layer_pattern) / candidate.mesh.tensor
-    bytes_per_hop = (
-        tokens_per_chip(quantities, candidate) * mean_width * quantities.compute_itemsize
-    )
-    recomputed = 1 if candidate.remat != "none" else 0
-    return (3 + recomputed) * quantities.num_layers * bytes_per_hop * (candidate.mesh.context - 1)
-
-
-def _expert_bytes(quantities: Quantities, candidate: Candidate) -> float:
-    experts_per_token = [
-        block.feed_forward.num_experts_per_token
-        for block in quantities.experiment.model.layer_pattern
-        if isinstance(block.feed_forward, MoEConfig)
-    ]
-    mean_experts = sum(experts_per_token) / len(quantities.experiment.model.layer_pattern)
-    recomputed = 1 if candidate.remat != "none" else 0
-    activations = tokens_per_chip(quantities, candidate) * _token_bytes(quantities)
-    return (
-        (4 + 2 * recomputed)
-        * quantities.num_layers
-        * mean_experts
-        * activations
-        * _ring_fraction(candidate.mesh.expert)
-    )
-
-
-def _token_bytes(quantities: Quantities) -> int:
-    """Return the bytes of one token's hidden state."""
-    return quantities.experiment.model.d_model * quantities.compute_itemsize
+    A measurement on the chip itself (`measured_seconds`) replaces the forecast.
+    """
+    own = PUBLISHED.get(chip.name)
+    if measured_seconds is not None:
+        reason = "measured on this machine"
+        return ExpectedStep(
+            measured_seconds, bound_mfu * bound_seconds / measured_seconds, reason, own
+        )
+    if chip.platform == "cpu":
+        reason = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps measured on CPUs"
+        return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, reason)
+    fallback = FALLBACK_CHIPS[chip.platform]
+    run = own or PUBLISHED[fallback]
+    # The ratio to the roofline carries over to other models; the published MFU is the upper limit.
+    mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
+    seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
+    if own is None:
+        reason = (
+            f"as on {CHIPS[fallback].device_kind}: no MFU of a dense bfloat16 model published for "
+            f"{chip.device_kind}"
+        )
+        return ExpectedStep(seconds, mfu, reason, fallback=run)
+    capped = mfu < run.efficiency * bound_mfu
+    limit = "no more than" if capped else "as far from the bound as"
+    return ExpectedStep(seconds, mfu, f"{limit} the best published run on this chip", own)

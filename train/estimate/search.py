@@ -7,9 +7,8 @@ from typing import NamedTuple
 from train.config.resolve import resolve_precision
 from train.errors import UsageError
 from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import SEARCHED_REMAT, Candidate
-from train.estimate.footprint import Footprint, estimate_footprint
-from train.estimate.quantities import Quantities
+from train.estimate.memory import Memory, estimate_memory
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target
 from train.experiment import Experiment
@@ -17,6 +16,11 @@ from train.parallel.mesh import MeshConfig
 from train.runtime.stages import track
 from transformer.attention.full import AttentionConfig
 from transformer.layers.moe import MoEConfig
+from transformer.models.stack import RematPolicy
+
+SEARCHED_REMAT: tuple[RematPolicy, ...] = ("none", "dots", "full")
+"""Rematerialization policies that a search tries, in addition to the experiment's own."""
+
 
 MIN_CONTEXT_PARALLEL_LENGTH = 8192
 """Sequence length from which on the search tries context parallelism."""
@@ -30,7 +34,7 @@ class RankedCandidate(NamedTuple):
     """A candidate with its estimates."""
 
     candidate: Candidate
-    footprint: Footprint
+    memory: Memory
     time: StepTime
     fits: bool
 
@@ -41,7 +45,7 @@ class RankedCandidate(NamedTuple):
         Fitting candidates are ordered by step time, then by the time without overlap. Others are
         ordered by memory, smallest first.
         """
-        time, size = self.time, self.footprint.total
+        time, size = self.time, self.memory.total
         return (
             (False, time.step_seconds, time.sequential_seconds, size)
             if self.fits
@@ -49,48 +53,54 @@ class RankedCandidate(NamedTuple):
         )
 
 
-def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
+def search_candidates(quantities: Quantities, target: Target) -> list[RankedCandidate]:
     """Return all candidates, best first. Raises UsageError if no mesh divides the model."""
-    ranked, problems = [], []
     own = quantities.experiment.model.remat
     policies = SEARCHED_REMAT if own in SEARCHED_REMAT else (*SEARCHED_REMAT, own)
-    for mesh in track(list(candidate_meshes(quantities)), "estimating meshes"):
+    ranked, problems = [], []
+    for mesh in track(list(candidate_meshes(quantities, target)), "estimating meshes"):
         # Shapes alone decide whether the mesh divides the model, so check before any estimate.
         try:
             quantities.state_bytes(mesh)
         except UsageError as error:
             problems.append(str(error))
             continue
-        for remat in policies:
-            for steps in _accumulation_steps(quantities, mesh):
-                ranked.append(rank_candidate(quantities, Candidate(mesh, remat, steps)))
+        steps = _accumulation_steps(quantities, mesh)
+        ranked += [
+            rank_candidate(quantities, Candidate(mesh, remat, count), target)
+            for remat in policies
+            for count in steps
+        ]
     if not ranked:
         setting, rows = quantities.experiment.row_multiple
-        why = (
-            problems[0]
-            if problems
-            else f"{setting} {rows}: has too few rows to divide among the chips"
-        )
+        problems.append(f"{setting} {rows}: has too few rows to divide among the chips")
         raise UsageError(
-            f"target {quantities.target.name}: no mesh divides the model ({why}); give "
-            "another target, or change the setting that does not divide"
+            f"target {target.name}: no mesh divides the model ({problems[0]}); give another "
+            "target, or change the setting that does not divide"
         )
     return sorted(ranked, key=lambda each: each.sort_key)
 
 
-def rank_candidate(quantities: Quantities, candidate: Candidate) -> RankedCandidate:
+def rank_candidate(quantities: Quantities, candidate: Candidate, target: Target) -> RankedCandidate:
     """Return a candidate with its estimates.
 
     Raises UsageError if its mesh does not divide the model.
     """
-    size = estimate_footprint(quantities, candidate)
-    fits = size.total <= quantities.target.memory_bytes * (1 - MEMORY_MARGIN)
-    return RankedCandidate(candidate, size, estimate_step_time(quantities, candidate), fits)
+    memory = estimate_memory(quantities, candidate)
+    fits = memory.total <= target.memory_bytes * (1 - MEMORY_MARGIN)
+    time = estimate_step_time(quantities, candidate, target)
+    return RankedCandidate(candidate, memory, time, fits)
 
 
-def candidate_meshes(quantities: Quantities) -> Iterator[MeshConfig]:
+def own_candidate(quantities: Quantities, target: Target) -> list[RankedCandidate]:
+    """Return the experiment's own settings as the only candidate."""
+    candidate = Candidate.from_experiment(quantities.experiment, target.num_devices)
+    return [rank_candidate(quantities, candidate, target)]
+
+
+def candidate_meshes(quantities: Quantities, target: Target) -> Iterator[MeshConfig]:
     """Yield every mesh over all chips of the target that divides the sequence and the experts."""
-    count = quantities.target.num_devices
+    count = target.num_devices
     for tensor in _divisors(count):
         for context in _context_sizes(quantities, count // tensor):
             for expert in _expert_sizes(quantities, count // tensor // context):
@@ -161,19 +171,9 @@ def with_best_mesh(experiment: Experiment, target: Target) -> tuple[Experiment, 
     Other settings stay. If no mesh fits with them, rematerialization and microbatches change too.
     Raises UsageError if no mesh divides the model.
     """
-    quantities = Quantities.from_experiment(
-        resolve_precision(resolve_sizes(experiment)[0], target.hardware), target
-    )
-    best = _best_like(experiment, search_candidates(quantities))
-    return dataclasses.replace(
-        experiment,
-        mesh=best.candidate.mesh,
-        grad_accum_steps=best.candidate.grad_accum_steps,
-        model=dataclasses.replace(experiment.model, remat=best.candidate.remat),
-    ), best.candidate
-
-
-def _best_like(experiment: Experiment, ranked: list[RankedCandidate]) -> RankedCandidate:
+    resolved = resolve_precision(resolve_sizes(experiment)[0], target.hardware)
+    ranked = search_candidates(Quantities(resolved, target.hardware), target)
     own = (experiment.model.remat, experiment.grad_accum_steps)
     unchanged = [each for each in ranked if each.candidate[1:] == own and each.fits]
-    return (unchanged or ranked)[0]
+    best = (unchanged or ranked)[0].candidate
+    return best.apply_to(experiment), best

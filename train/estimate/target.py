@@ -7,25 +7,29 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 
 from train.errors import UsageError, UserError
-from train.estimate.chips import CHIPS, Chip
-from train.estimate.local_measurements import Clock, local_chip
+from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS, Chip
+from train.runtime.host import host_memory_bytes
 from train.runtime.local_hardware import local_hardware
 from train.runtime.xla_flags import guess_platform
 from transformer.hardware import Hardware
+from transformer.precision import DType
 
+FLAT_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+DEEP_SLICES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 SMALL_SLICES = {
-    "v4": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
-    "v5p": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
-    "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
-    "tpu7x": ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
-    "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    "v4": DEEP_SLICES,
+    "v5p": DEEP_SLICES,
+    "v5e": FLAT_SLICES,
+    "tpu7x": ((1, 1, 1), *DEEP_SLICES),
+    "v6e": FLAT_SLICES,
 }
 """TPU slices smaller than a 4 x 4 x 4 cube; for two-dimensional kinds, all slices."""
 
@@ -103,65 +107,41 @@ def parse_target(text: str) -> Target:
             f"target {text}: is not known; give one of {', '.join(CHIPS)} with a size "
             "(v5e:4x4, v5p:8x8x16, h200:8), or here"
         )
-    chip = CHIPS[kind]
-    sizes = _sizes(text, shape)
-    _silence_absent_hardware(chip.platform)
-    if chip.platform == "gpu":
-        return Target(text, chip, _gpus(text, chip, sizes))
-    if not _is_slice(chip, sizes):
-        raise UsageError(
-            f"target {text}: is not a slice of {chip.device_kind}; {_known_slices(chip)}"
-        )
-    return Target(text, chip, sizes)
-
-
-def local_target(clock: Clock = time.perf_counter) -> Target:
-    """Return the devices of this process as a target."""
-    chip = local_chip(jax.devices()[0], clock)
-    return Target("here", chip, (local_hardware().count // chip.devices_per_chip,), is_local=True)
-
-
-def _sizes(text: str, shape: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(x\d+)*", shape):
         raise UsageError(
             f"target {text}: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"
         )
-    return tuple(int(size) for size in shape.split("x"))
+    chip, sizes = CHIPS[kind], tuple(int(size) for size in shape.split("x"))
+    if chip.platform == "gpu":
+        sizes = (math.prod(sizes),)
+    if problem := _shape_problem(chip, sizes):
+        raise UsageError(f"target {text}: {problem}")
+    if guess_platform() != chip.platform:
+        for name, value in ABSENT_HARDWARE_ENVIRONMENT[chip.platform].items():
+            os.environ.setdefault(name, value)  # JAX reads it once
+    return Target(text, chip, sizes)
 
 
-def _silence_absent_hardware(platform: str) -> None:
-    """Set `ABSENT_HARDWARE_ENVIRONMENT` unless the platform is present. JAX reads it once."""
-    if guess_platform() != platform:
-        for name, value in ABSENT_HARDWARE_ENVIRONMENT[platform].items():
-            os.environ.setdefault(name, value)
-
-
-def _gpus(text: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of part of one host, or of whole hosts."""
-    count = math.prod(sizes)
-    if count < 1 or (count > chip.chips_per_host and count % chip.chips_per_host):
-        raise UsageError(
-            f"target {text}: give up to {chip.chips_per_host} GPUs, or a multiple of "
-            f"{chip.chips_per_host}"
-        )
-    return (count,)
-
-
-def _is_slice(chip: Chip, sizes: tuple[int, ...]) -> bool:
-    if sizes in SMALL_SLICES[chip.name]:
-        return True
-    cubes = all(size % 4 == 0 for size in sizes) and sizes == tuple(sorted(sizes))
-    within = all(size <= most for size, most in zip(sizes, chip.largest_slice, strict=False))
-    return chip.torus_dimensions == 3 and len(sizes) == 3 and min(sizes) > 0 and cubes and within
-
-
-def _known_slices(chip: Chip) -> str:
-    small = ", ".join("x".join(map(str, sizes)) for sizes in SMALL_SLICES[chip.name])
-    # A slice of a two-dimensional torus is one of the listed shapes.
-    if chip.torus_dimensions == 2:
-        return f"give one of {small}"
-    most = "x".join(map(str, chip.largest_slice))
-    return f"give one of {small}, or three non-decreasing multiples of 4 (4x4x8), up to {most}"
+def _shape_problem(chip: Chip, sizes: tuple[int, ...]) -> str:
+    """Return why chips do not come in this shape, with the remedy; empty if they do."""
+    if chip.platform == "gpu":  # part of one host, or whole hosts
+        most, (count,) = chip.chips_per_host, sizes
+        fits = 1 <= count <= most or (count and count % most == 0)
+        return "" if fits else f"give up to {most} GPUs, or a multiple of {most}"
+    small = SMALL_SLICES[chip.name]
+    shapes = ", ".join("x".join(map(str, each)) for each in small)
+    remedy = f"is not a slice of {chip.device_kind}; give one of {shapes}"
+    if chip.torus_dimensions == 2:  # all slices are listed
+        return "" if sizes in small else remedy
+    largest = chip.largest_slice
+    is_cubes = (
+        len(sizes) == 3
+        and list(sizes) == sorted(sizes)
+        and all(0 < n <= most and n % 4 == 0 for n, most in zip(sizes, largest, strict=True))
+    )
+    most_text = "x".join(map(str, largest))
+    remedy += f", or three non-decreasing multiples of 4 (4x4x8), up to {most_text}"
+    return "" if sizes in small or is_cubes else remedy
 
 
 def target_devices(target: Target) -> Sequence[Any]:
@@ -173,7 +153,8 @@ def target_devices(target: Target) -> Sequence[Any]:
         return jax.devices()
     require_compiler(target)
     if target.chip.platform == "tpu":
-        name = f"{target.chip.name}:{_text(target.shape)}"
+        shape = "x".join(map(str, target.shape))
+        name = f"{target.chip.name}:{shape}"
         settings: dict[str, Any] = {}
         if target.chip.libtpu_chip_config:
             settings["chip_config_name"] = target.chip.libtpu_chip_config
@@ -184,7 +165,12 @@ def target_devices(target: Target) -> Sequence[Any]:
         name = f"{target.chip.name}x{target.num_chips}"
         settings = {
             "topology": f"1x{hosts}x{target.num_chips // hosts}",
-            "target_config": _gpu_description(target.chip),
+            # XLA's description of a GPU, a text protocol buffer
+            "target_config": (
+                importlib.resources.files("train.estimate")
+                / "targets"
+                / f"{target.chip.name}.txtpb"
+            ).read_text(),
         }
     try:
         jax.devices()  # loads the plugins
@@ -200,12 +186,12 @@ def target_devices(target: Target) -> Sequence[Any]:
     return devices
 
 
-COMPILER_PACKAGES = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda13")}
+COMPILER_PACKAGES = {"tpu": ("libtpu", "tpu"), "gpu": ("jax-cuda13-plugin", "cuda13")}
 """Package that has the compiler of a platform, and the extra of JAX that installs it."""
 
 
-ALTERNATIVE_PACKAGES = {"jax_cuda13_plugin": "jax_cuda12_plugin"}
-"""Packages that serve as well, such as the one on Colab."""
+COMPILER_MODULES = {"tpu": ("libtpu",), "gpu": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
+"""Modules that a platform's compiler comes in; Colab has that of CUDA 12."""
 
 
 def require_compiler(target: Target) -> None:
@@ -213,8 +199,7 @@ def require_compiler(target: Target) -> None:
     if target.is_local:
         return
     package, extra = COMPILER_PACKAGES[target.chip.platform]
-    known = (package, ALTERNATIVE_PACKAGES.get(package, package))
-    if not any(map(importlib.util.find_spec, known)):
+    if not any(map(importlib.util.find_spec, COMPILER_MODULES[target.chip.platform])):
         raise UserError(
             f"target {target.name}: needs the compiler for {target.chip.device_kind} "
             f"({package}), which is not installed; pip install 'jax[{extra}]', or "
@@ -222,11 +207,69 @@ def require_compiler(target: Target) -> None:
         )
 
 
-def _gpu_description(chip: Chip) -> str:
-    """Return XLA's description of a GPU, a text protocol buffer."""
-    folder = importlib.resources.files("train.estimate") / "targets"
-    return (folder / f"{chip.name}.txtpb").read_text()
+MATMUL_SIZE = 1024
+"""Rows and columns of the matrices that are multiplied."""
 
 
-def _text(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+COPY_BYTES = 2**26
+"""Bytes of the array that is copied."""
+
+
+Clock = Callable[[], float]
+"""A clock in seconds: wall time, or CPU time of this process where other processes compete."""
+
+
+def local_target(clock: Clock = time.perf_counter) -> Target:
+    """Return the devices of this process as a target."""
+    chip = local_chip(jax.devices()[0], clock)
+    return Target("here", chip, (local_hardware().count // chip.devices_per_chip,), is_local=True)
+
+
+def local_chip(device: Any, clock: Clock = time.perf_counter) -> Chip:
+    """Return the known chip of this device kind with its real memory, else a measured one."""
+    stats = device.memory_stats() or {}
+    memory = stats.get("bytes_limit", 0) or host_memory_bytes() // jax.local_device_count()
+    for chip in CHIPS.values():
+        if chip.device_kind == device.device_kind:
+            return dataclasses.replace(chip, memory_bytes=memory)
+    return measure_chip(device, memory, clock)
+
+
+def measure_chip(device: Any, memory_bytes: int, clock: Clock) -> Chip:
+    """Measure matmuls in each dtype and a copy, and return a chip of one host.
+
+    The measured rates are divided by `ATTAINABLE_FRACTION`, since the estimates multiply by it.
+    """
+    attainable = ATTAINABLE_FRACTION * jax.local_device_count()  # CPU devices share the cores
+    array = jax.device_put(jnp.ones(COPY_BYTES // 4, jnp.float32), device)
+    copy = 2 * COPY_BYTES / _fastest_run(jax.jit(lambda x: x + 1), array, clock)
+    return Chip(
+        name="here",
+        device_kind=device.device_kind,
+        platform="cpu" if device.platform == "cpu" else "gpu",
+        bf16_flops_per_second=_matmul_rate(device, "bfloat16", clock) / attainable,
+        fp32_flops_per_second=_matmul_rate(device, "float32", clock) / attainable,
+        fp16_flops_per_second=_matmul_rate(device, "float16", clock) / attainable,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=copy / attainable,
+        link_bandwidth=copy / attainable,
+        chips_per_host=jax.local_device_count(),
+        network_bandwidth=copy / attainable,
+    )
+
+
+def _matmul_rate(device: Any, dtype: DType, clock: Clock) -> float:
+    """Return the FLOPs per second of a matrix product."""
+    matrix = jax.device_put(jnp.ones((MATMUL_SIZE, MATMUL_SIZE), dtype), device)
+    return 2 * MATMUL_SIZE**3 / _fastest_run(jax.jit(lambda x: x @ x), matrix, clock)
+
+
+def _fastest_run(run: Callable[[Any], Any], argument: Any, clock: Clock, times: int = 5) -> float:
+    """Return the seconds of the fastest of several runs."""
+    jax.block_until_ready(run(argument))
+    seconds = []
+    for _ in range(times):
+        start = clock()
+        jax.block_until_ready(run(argument))
+        seconds.append(clock() - start)
+    return min(seconds)

@@ -8,6 +8,7 @@ Parameters are updated in groups with the same number of layers. In the trees of
 parameters are replaced by `optax.MaskedNode`, of which optax keeps no state.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -74,9 +75,7 @@ def _update_by_layer(
     accept_update: jax.Array,
 ) -> tuple[Any, Any]:
     """Return the directions of stacked parameters with equally many layers, and their new state."""
-    layer_axes = jax.tree.map(
-        lambda leaf: LogicalAxes(leaf.stack[1:], leaf.inputs, leaf.outputs), axes
-    )
+    layer_axes = jax.tree.map(lambda leaf: dataclasses.replace(leaf, stack=leaf.stack[1:]), axes)
     transformation = apply_if_accepted(optimizer.make(layer_axes))
     layer_shapes = jax.eval_shape(lambda: transformation.init(_select_layer(0, params)))
     state = _mask_like(layer_shapes, full_state)

@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from train.data.files import AnyPath, expand_path
 from train.errors import UserError, as_damaged, as_user_error
+from train.files import AnyPath, expand_path
 from train.runtime.writing import explain_write_errors
 
 

@@ -1,34 +1,12 @@
-"""The local hardware as a value, the memory of the host, and the compilation cache."""
+"""The local hardware as a value, and the compilation cache."""
 
 import os
-from pathlib import Path
 
 import jax
 
 from train.errors import UserError, short_reason
 from train.runtime.xla_flags import guess_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
-
-
-def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Return bytes of the machine's memory, or of a container's limit if that is less.
-
-    Args:
-      root: Where the system's files are.
-
-    Returns:
-      0 where the system does not say.
-    """
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
-    try:
-        limit = (root / "sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return memory
-    return min(memory, int(limit)) if limit.isdecimal() else memory
-
 
 PLATFORMS: dict[str, Platform] = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu"}
 """The platforms that this package distinguishes, by JAX's names. All others count as a CPU."""
@@ -60,7 +38,9 @@ def enable_compilation_cache() -> None:
     Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
     set to the empty string turns the cache off.
     """
-    from train.data.disk_cache import user_cache_folder
+    import jax
+
+    from train.files import user_cache_folder
 
     # JAX's type stubs do not list the attributes of its configuration.
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009

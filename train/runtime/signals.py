@@ -44,7 +44,9 @@ class StopRequest:
     JAX handles SIGTERM itself, so the other signals are turned into a SIGTERM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, trains: bool = True) -> None:
+        """Prepare the request. A process that trains nothing does not start JAX for it."""
+        self._trains = trains
         self._signal_name: str | None = None
         self._repeats_until = 0.0
         self._previous_handlers: dict[int, Any] = {}
@@ -53,7 +55,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         import jax  # `configs` and `completion` import this module, and need no JAX
 
-        self._is_distributed = jax.process_count() > 1
+        self._is_distributed = self._trains and jax.process_count() > 1
         for number in STOP_SIGNALS:
             if self._is_distributed and number == signal.SIGTERM:
                 continue

@@ -5,13 +5,9 @@ import os
 import pathlib
 import secrets
 from collections.abc import Iterator
-from typing import TypeAlias
-
-from etils import epath
 
 from train.errors import UserError, short_reason
-
-AnyPath: TypeAlias = pathlib.Path | epath.Path
+from train.files import AnyPath
 
 
 def is_local(path: AnyPath) -> bool:

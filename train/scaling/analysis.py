@@ -1,19 +1,16 @@
-"""Analysis of training runs: every fit of `train.scaling.laws`, with intervals and a prediction.
-
-Also reads and writes the runs as CSV. Imports no JAX: `scaling --from-csv` fits anyone's runs.
-"""
+"""Analysis of training runs: every fit of `train.scaling.laws`, with intervals and a prediction."""
 
 import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from train.data.files import expand_path
-from train.errors import UserError, as_user_error
+from train.errors import UserError, as_damaged, as_user_error
+from train.files import expand_path
 from train.scaling.laws import (
     Interval,
     IsoFlopMinimum,
@@ -85,20 +82,25 @@ class Analysis:
     notes: tuple[str, ...] = ()
     """Reasons for what is missing, and warnings."""
 
-    @property
-    def has_optimum(self) -> bool:
-        """True if the law has a compute-optimal model for every budget."""
-        return _has_optimum(self.law)
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers for `--json`; what is not finite is None."""
+        held_out = None
+        if self.held_out is not None:
+            errors = np.abs(self.held_out.relative_errors)
+            held_out = {
+                "runs": [
+                    {**run, "predicted": float(predicted)}
+                    for run, predicted in zip(
+                        _as_dicts(self.held_out.runs), self.held_out.predicted, strict=True
+                    )
+                ],
+                "mean_relative_error": float(errors.mean()),
+                "max_relative_error": float(errors.max()),
+            }
         plain = {
-            "runs": [
-                dict(zip(COLUMNS, map(float, run), strict=True))
-                for run in zip(*self.runs, strict=True)
-            ],
+            "runs": _as_dicts(self.runs),
             "chinchilla": {
-                **{name: getattr(self.law, name) for name in CONSTANTS},
+                **dataclasses.asdict(self.law),
                 "intervals": {name: list(each) for name, each in self.intervals.items()},
             },
             "kaplan": {
@@ -115,10 +117,15 @@ class Analysis:
                 }
                 for each in self.optima
             ],
-            "held_out": None if self.held_out is None else _held_out_as_dict(self.held_out),
+            "held_out": held_out,
             "notes": list(self.notes),
         }
         return finite_or_none(plain)
+
+
+def _as_dicts(runs: Runs) -> list[dict[str, float]]:
+    rows = zip(*runs, strict=True)
+    return [dict(zip(COLUMNS, map(float, row), strict=True)) for row in rows]
 
 
 def analyze(
@@ -130,7 +137,7 @@ def analyze(
       runs: Parameters without embeddings, training tokens and held-out loss of each run. Runs whose
         loss is not finite (they diverged) are left out.
       budgets: Training FLOPs to find the compute-optimal model for.
-      bootstrap_samples: Resamples behind the 95% intervals.
+      bootstrap_samples: Resamples of the runs behind the 95% intervals.
       seed: Seed of the resampling.
 
     Raises:
@@ -151,7 +158,7 @@ def analyze(
         except ValueError as error:
             kaplan[name] = None
             notes.append(f"L({name}): {error}")
-    if budgets and not _has_optimum(law):
+    if budgets and not law.has_optimum:
         notes.append("no optimum: a fitted constant is not positive and finite; add runs")
         budgets = ()
     held_out = predict_held_out(runs)
@@ -198,41 +205,17 @@ def predict_held_out(runs: Runs) -> HeldOutPrediction | None:
     return HeldOutPrediction(largest, law(largest.parameters, largest.tokens))
 
 
-def _has_optimum(law: ParametricLaw) -> bool:
-    """Return True if the law has a finite minimum for every budget."""
-    constants = [getattr(law, name) for name in CONSTANTS]
-    is_finite = bool(np.isfinite(constants).all())
-    return is_finite and min(law.A, law.B, law.alpha, law.beta) > 0
-
-
 def _optimum(
     budget: float, runs: Runs, law: ParametricLaw, resampled: Sequence[ParametricLaw]
 ) -> OptimumForBudget:
-    fits = [each.optimum(budget) for each in resampled if _has_optimum(each)]
+    fits = [each.optimum(budget) for each in resampled if each.has_optimum]
     fits = [each for each in fits if np.isfinite(each).all()]
     parameters, tokens, loss = (
         interval([getattr(each, name) for each in fits]) if fits else Interval(math.nan, math.nan)
-        for name in ("parameters", "tokens", "loss")
+        for name in COLUMNS
     )
     ratio = budget / float(runs.flops.max())
     return OptimumForBudget(law.optimum(budget), parameters, tokens, loss, ratio)
-
-
-def _runs_as_dicts(runs: Runs) -> list[dict[str, float]]:
-    rows = zip(*runs, strict=True)
-    return [dict(zip(COLUMNS, map(float, row), strict=True)) for row in rows]
-
-
-def _held_out_as_dict(held_out: HeldOutPrediction) -> dict[str, Any]:
-    errors, runs = held_out.relative_errors, _runs_as_dicts(held_out.runs)
-    return {
-        "runs": [
-            {**run, "predicted": float(predicted)}
-            for run, predicted in zip(runs, held_out.predicted, strict=True)
-        ],
-        "mean_relative_error": float(np.abs(errors).mean()),
-        "max_relative_error": float(np.abs(errors).max()),
-    }
 
 
 # ---- CSV ----
@@ -246,23 +229,19 @@ def read_csv(path: str) -> Runs:
         number.
     """
     with as_user_error(path):
-        file = expand_path(path)
-        try:
-            text = file.read_text(encoding="utf-8-sig")  # a spreadsheet's CSV begins with a mark
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: is not UTF-8 text; give a CSV file") from error
-    rows = _rows(path, text)
-    header = [name.strip() for name in next(rows, (0, []))[1]]
+        data = expand_path(path).read_bytes()
+    with as_damaged(path, "UTF-8 text", "give a CSV file"):
+        text = data.decode("utf-8-sig")  # a spreadsheet's CSV begins with a mark
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    header = rows.fieldnames or ()
     if missing := [name for name in COLUMNS if name not in header]:
         raise UserError(
             f"{path}: has no column {missing[0]}; its first line must name "
             f"{', '.join(COLUMNS)} (found: {', '.join(header) or 'nothing'})"
         )
-    indices = {name: header.index(name) for name in COLUMNS}
     runs = [
-        [_number(row, at, f"{path} line {number}: {name}") for name, at in indices.items()]
-        for number, row in rows
-        if any(cell.strip() for cell in row)
+        [_positive(row[name], f"{path} line {rows.line_num}: {name}") for name in COLUMNS]
+        for row in rows
     ]
     if len(runs) < MIN_RUNS:
         raise UserError(
@@ -272,25 +251,14 @@ def read_csv(path: str) -> Runs:
     return Runs(*np.array(runs, float).T)
 
 
-def _rows(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV with the numbers of their last lines."""
-    rows = csv.reader(io.StringIO(text))
-    try:
-        for row in rows:
-            yield rows.line_num, row
-    except csv.Error as error:
-        raise UserError(f"{path} line {rows.line_num}: {error}; correct the file") from error
-
-
-def _number(row: list[str], index: int, name: str) -> float:
+def _positive(cell: str | None, name: str) -> float:
     """Return the positive number in a cell. Raise UserError if it is none."""
-    cell = row[index].strip() if index < len(row) else ""
     try:
-        value = float(cell)
+        value = float(cell or "")
     except ValueError:
-        raise UserError(f"{name} {cell!r}: is not a number; give one such as 1.5e6") from None
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{name} {cell}: is not positive and finite; correct it or remove the run")
+        raise UserError(f"{name} {cell or 'is missing'}: give a positive number such as 1.5e6")
     return value
 
 
@@ -301,16 +269,3 @@ def format_csv(runs: Runs) -> str:
         for run in zip(*runs, strict=True)
     ]
     return "\n".join([",".join(COLUMNS), *lines, ""])
-
-
-def fit_csv(path: str, budgets: Sequence[float], bootstrap_samples: int) -> Analysis:
-    """Analyze the runs of a CSV.
-
-    Raises:
-      UserError: The file is not valid, or its runs cannot identify the law.
-    """
-    runs = read_csv(path)
-    try:
-        return analyze(runs, budgets=budgets, bootstrap_samples=bootstrap_samples)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error

@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """FLOPs of training, C = 6 N D (Kaplan et al. 2020, section 2.1)."""
@@ -71,6 +71,12 @@ class ParametricLaw:
         """Return the predicted loss for numbers of parameters and of training tokens."""
         n, d = np.asarray(parameters, np.float64), np.asarray(tokens, np.float64)
         return self.E + self.A * n**-self.alpha + self.B * d**-self.beta
+
+    @property
+    def has_optimum(self) -> bool:
+        """True if the law has a compute-optimal model for every budget."""
+        factors = (self.A, self.B, self.alpha, self.beta)
+        return math.isfinite(self.E) and all(math.isfinite(x) and x > 0 for x in factors)
 
     def optimum(self, flops: float) -> "Optimum":
         """Return the sizes with the lowest loss for a budget (Hoffmann et al. 2022, equation 4)."""
@@ -139,13 +145,17 @@ def fit_parametric_law(runs: Runs) -> ParametricLaw:
     Raises:
       ValueError: With fewer than 5 runs, or only one size or one number of tokens.
     """
-    _check_identifiable(runs)
-    centers = np.log(runs.parameters).mean(), np.log(runs.tokens).mean()
-    starts = _starts(runs, centers)
-    objectives = np.array([_huber(_residuals(start, runs, centers)) for start in starts])
+    if len(runs.loss) < 5:
+        raise ValueError(f"{len(runs.loss)} runs: the law has 5 constants; give 5 runs or more")
+    for name, values in (("parameters", runs.parameters), ("tokens", runs.tokens)):
+        if len(np.unique(values)) < 2:
+            raise ValueError(f"{name}: all runs have {values[0]:,.0f}; vary it to fit its exponent")
+    points = _Points.of(runs)
+    starts = _starts(runs)
+    objectives = [special.huber(HUBER_DELTA, points.residuals(each)).sum() for each in starts]
     best = np.argsort(objectives)[:NUM_POLISHED_STARTS]
-    fits = [_minimize(starts[index], runs, centers) for index in best]
-    return _law(min(fits, key=lambda fit: fit[0])[1], centers)
+    fits = [points.minimize(starts[index]) for index in best]
+    return points.law(min(fits, key=lambda fit: float(fit.cost)).x)
 
 
 def bootstrap_parametric_law(
@@ -156,14 +166,16 @@ def bootstrap_parametric_law(
     Resamples in which only one size or one number of tokens is left are drawn again.
     """
     generator = np.random.default_rng(seed)
-    fits: list[ParametricLaw] = []
-    centers = np.log(runs.parameters).mean(), np.log(runs.tokens).mean()
-    start = _theta(law, centers)
+    points, fits = _Points.of(runs), list[ParametricLaw]()
+    start = points.theta(law)
     while len(fits) < samples:
-        resample = runs.select(generator.integers(0, len(runs.loss), len(runs.loss)))
-        if min(len(np.unique(resample.parameters)), len(np.unique(resample.tokens))) > 1:
+        index = generator.integers(0, len(runs.loss), len(runs.loss))
+        resample = points._replace(
+            x=points.x[index], y=points.y[index], log_loss=points.log_loss[index]
+        )
+        if min(len(np.unique(resample.x)), len(np.unique(resample.y))) > 1:
             with np.errstate(over="ignore"):
-                fits.append(_law(_minimize(start, resample, centers)[1], centers))
+                fits.append(points.law(resample.minimize(start).x))
     return fits
 
 
@@ -213,15 +225,7 @@ def isoflop_minima(runs: Runs, tolerance: float = 0.1) -> list[IsoFlopMinimum]:
     return minima
 
 
-# The optimizer works on theta = (a, b, e, alpha, beta) with
-#
-#     log L = logsumexp(a - alpha x, b - beta y, e),    x = log N - mean, y = log D - mean
-#
-# so that E, A and B stay positive. Centering x and y makes a and alpha (b and beta) nearly
-# independent: without it the minimum lies at the end of a long, narrow valley.
-
-
-def _starts(runs: Runs, centers: tuple[float, float]) -> np.ndarray:  # [starts, 5]
+def _starts(runs: Runs) -> np.ndarray:  # [starts, 5]
     """Return the grid of starts: exponents, and how the excess loss is shared by N, D and E."""
     low = float(np.log(runs.loss.min()))
     exponents = (0.05, 0.2, 0.35, 0.5, 0.8, 1.2)
@@ -231,83 +235,60 @@ def _starts(runs: Runs, centers: tuple[float, float]) -> np.ndarray:  # [starts,
     return np.array([(low + a, low + b, low + e, alpha, beta) for a, b, e, alpha, beta in grid])
 
 
-def _residuals(
-    theta: np.ndarray,  # [5]
-    runs: Runs,
-    centers: tuple[float, float],
-) -> np.ndarray:  # [runs] predicted log L minus the measured one
-    return np.logaddexp.reduce(_terms(theta, runs, centers)) - np.log(runs.loss)
+class _Points(NamedTuple):
+    """Runs as the optimizer sees them.
 
+    It works on theta = (a, b, e, alpha, beta) with
 
-def _jacobian(
-    theta: np.ndarray,  # [5]
-    runs: Runs,
-    centers: tuple[float, float],
-) -> np.ndarray:  # [runs, 5]
-    terms = _terms(theta, runs, centers)
-    n, d, e = np.exp(terms - np.logaddexp.reduce(terms))  # share of each term in L
-    x, y = np.log(runs.parameters) - centers[0], np.log(runs.tokens) - centers[1]
-    return np.stack([n, d, e, -n * x, -d * y], axis=1)
+        log L = logsumexp(a - alpha x, b - beta y, e),    x = log N - mean, y = log D - mean
 
+    so that E, A and B stay positive. Centering x and y makes a and alpha (b and beta) nearly
+    independent: without it the minimum lies at the end of a long, narrow valley.
+    """
 
-def _terms(
-    theta: np.ndarray,  # [5]
-    runs: Runs,
-    centers: tuple[float, float],
-) -> np.ndarray:  # [3, runs] logs of the three terms of L
-    a, b, e, alpha, beta = theta
-    x, y = np.log(runs.parameters) - centers[0], np.log(runs.tokens) - centers[1]
-    return np.stack([a - alpha * x, b - beta * y, np.full_like(x, e)])
+    x: np.ndarray  # [runs]
+    y: np.ndarray  # [runs]
+    log_loss: np.ndarray  # [runs]
+    centers: tuple[float, float]  # means of log N and log D
 
+    @classmethod
+    def of(cls, runs: Runs) -> "_Points":
+        x, y = np.log(runs.parameters), np.log(runs.tokens)
+        return cls(x - x.mean(), y - y.mean(), np.log(runs.loss), (x.mean(), y.mean()))
 
-def _huber(residuals: np.ndarray) -> float:  # [runs]
-    size = np.abs(residuals)
-    beyond = HUBER_DELTA * (size - HUBER_DELTA / 2)
-    return float(np.where(size <= HUBER_DELTA, 0.5 * size**2, beyond).sum())
+    def terms(self, theta: np.ndarray) -> np.ndarray:  # [3, runs] logs of the three terms of L
+        a, b, e, alpha, beta = theta
+        return np.stack([a - alpha * self.x, b - beta * self.y, np.full_like(self.x, e)])
 
+    def residuals(self, theta: np.ndarray) -> np.ndarray:  # [runs] predicted minus measured log L
+        predicted: np.ndarray = np.logaddexp.reduce(self.terms(theta))
+        return predicted - self.log_loss
 
-def _minimize(
-    start: np.ndarray, runs: Runs, centers: tuple[float, float]
-) -> tuple[float, np.ndarray]:
-    """Return the lowest objective that is found from a start, and its theta."""
-    solution = optimize.least_squares(
-        _residuals,
-        start,
-        _jacobian,
-        args=(runs, centers),
-        loss="huber",
-        f_scale=HUBER_DELTA,
-        x_scale="jac",
-        max_nfev=300,
-    )
-    return float(solution.cost), solution.x
+    def jacobian(self, theta: np.ndarray) -> np.ndarray:  # [runs, 5]
+        terms = self.terms(theta)
+        n, d, e = np.exp(terms - np.logaddexp.reduce(terms))  # share of each term in L
+        return np.stack([n, d, e, -n * self.x, -d * self.y], axis=1)
 
+    def minimize(self, start: np.ndarray) -> optimize.OptimizeResult:
+        return optimize.least_squares(
+            self.residuals,
+            start,
+            self.jacobian,
+            loss="huber",
+            f_scale=HUBER_DELTA,
+            x_scale="jac",
+            max_nfev=300,
+        )
 
-def _law(theta: np.ndarray, centers: tuple[float, float]) -> ParametricLaw:
-    a, b, e, alpha, beta = map(float, theta)
-    with np.errstate(over="ignore"):  # a resample of few runs may have any exponent
-        logs = np.array([e, a + alpha * centers[0], b + beta * centers[1]])
-        E, A, B = map(float, np.exp(logs))
-    return ParametricLaw(E=E, A=A, B=B, alpha=alpha, beta=beta)
+    def law(self, theta: np.ndarray) -> ParametricLaw:
+        a, b, e, alpha, beta = map(float, theta)
+        with np.errstate(over="ignore"):  # a resample of few runs may have any exponent
+            logs = np.array([e, a + alpha * self.centers[0], b + beta * self.centers[1]])
+            E, A, B = map(float, np.exp(logs))
+        return ParametricLaw(E=E, A=A, B=B, alpha=alpha, beta=beta)
 
-
-def _theta(law: ParametricLaw, centers: tuple[float, float]) -> np.ndarray:  # [5]
-    # Constants of a fit to noise may have left the range of floats.
-    logs = np.log(np.clip([law.A, law.B, law.E], 1e-300, 1e300))
-    return np.array(
-        [
-            logs[0] - law.alpha * centers[0],
-            logs[1] - law.beta * centers[1],
-            logs[2],
-            law.alpha,
-            law.beta,
-        ]
-    )
-
-
-def _check_identifiable(runs: Runs) -> None:
-    if len(runs.loss) < 5:
-        raise ValueError(f"{len(runs.loss)} runs: the law has 5 constants; give 5 runs or more")
-    for name, values in (("parameters", runs.parameters), ("tokens", runs.tokens)):
-        if len(np.unique(values)) < 2:
-            raise ValueError(f"{name}: all runs have {values[0]:,.0f}; vary it to fit its exponent")
+    def theta(self, law: ParametricLaw) -> np.ndarray:  # [5]
+        # Constants of a fit to noise may have left the range of floats.
+        a, b, e = np.log(np.clip([law.A, law.B, law.E], 1e-300, 1e300))
+        x, y = self.centers
+        return np.array([a - law.alpha * x, b - law.beta * y, e, law.alpha, law.beta])

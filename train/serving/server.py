@@ -295,6 +295,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         while isinstance(piece, str):
             self._send_chunk(common, content(is_chat, piece, streamed=True))
             piece = pieces.get()
+        if isinstance(piece, ConnectionError):
+            raise piece
         if isinstance(piece, Exception):
             # The status has been sent: the stream says it, and ends without its last event.
             log.error("%s %s failed", self.command, self._path(), exc_info=piece)

@@ -1,14 +1,11 @@
-"""Grid of a sweep: fields with several values, crossed with seeds, as named experiments.
-
-Imports no JAX: a wrong setting is reported before anything is loaded.
-"""
+"""Grid of a sweep: fields with several values, crossed with seeds, as named experiments."""
 
 import dataclasses
 import difflib
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from train.config.io import flatten_experiment
@@ -20,9 +17,6 @@ ALIASES = dict.fromkeys(("lr", "optimizer.learning_rate"), "schedule.learning_ra
 
 MAX_NAME_LENGTH = 120
 """Longest name of a run. Names are folders, which have at most 255 bytes on most file systems."""
-
-Grid = Mapping[str, Sequence[str]]
-"""Values of each swept field, as text, by dotted path."""
 
 SEED = "seed"
 """Field that is not part of a setting: runs that differ in it alone are repetitions."""
@@ -59,15 +53,13 @@ def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[s
     known = known_fields(base)
     grid: dict[str, list[str]] = {}
     for assignment in assignments:
-        name, equals, values = assignment.partition("=")
+        name, _, values = assignment.partition("=")
         texts = list(dict.fromkeys(each.strip() for each in values.split(",") if each.strip()))
-        if not (name and equals and texts):
+        if not (name and texts):
             raise UsageError(f"--set {assignment}: has no values; write --set FIELD=A,B")
         field = find_field(name.strip().removeprefix("--").replace("-", "_"), known)
         if field == SEED:
-            raise UsageError(
-                f"--set {assignment}: seeds are not swept as a setting; write --seeds N"
-            )
+            raise UsageError(f"--set {assignment}: seeds are no setting; write --seeds N")
         if field in grid:
             raise UsageError(f"--set {assignment}: {field} is given twice; give its values once")
         grid[field] = texts
@@ -103,32 +95,31 @@ def find_field(name: str, known: Mapping[str, Any]) -> str:
 
 
 def flag(field: str, value: str, current: Any) -> str:
-    """Return the command-line flag that sets a field.
-
-    Raises:
-      UsageError: The field is a boolean and the value is not.
-    """
+    """Return the command-line flag that sets a field."""
     path = field.replace("_", "-")
+    if isinstance(current, bool):  # a switch: --model.no-causal
+        parent, dot, last = path.rpartition(".")
+        switches = {"true": last, "false": f"no-{last}"}
+        if value.lower() not in switches:
+            raise UsageError(f"--set {field}={value}: is True or False; give one of them")
+        return f"--{parent}{dot}{switches[value.lower()]}"
     if isinstance(current, list):
         value = value.replace("+", ",")
-    if not isinstance(current, bool):
-        return f"--{path}={value}"
-    if value.lower() not in ("true", "false"):
-        raise UsageError(f"--set {field}={value}: is True or False; give one of them")
-    parent, _, last = path.rpartition(".")
-    chosen = last if value.lower() == "true" else f"no-{last}"
-    return f"--{parent}.{chosen}" if parent else f"--{chosen}"
+    return f"--{path}={value}"
 
 
 def expand_grid(
-    grid: Grid, seeds: int, base: Experiment, build: Callable[[Sequence[str]], Experiment]
+    grid: Mapping[str, Sequence[str]],
+    seeds: int,
+    base: Experiment,
+    build: Callable[[Sequence[str]], Experiment],
 ) -> list[SweepRun]:
     """Return the runs of a grid: every combination of values, with every seed.
 
     Seeds are the outer loop, so that a sweep that is stopped halfway has seen all settings.
 
     Args:
-      grid: Fields and their values.
+      grid: Values of each field, as text, by dotted path.
       seeds: Number of seeds, counted from that of the experiment.
       base: Experiment without the grid.
       build: Returns the experiment for additional command-line flags.
@@ -166,16 +157,13 @@ def run_name(settings: Mapping[str, str], seed: int) -> str:
 
 def short_names(fields: Sequence[str]) -> dict[str, str]:
     """Return the shortest end of each dotted path that no other of the fields ends with."""
-    return {field: next(_unique_ends(field, fields)) for field in fields}
-
-
-def _unique_ends(field: str, fields: Sequence[str]) -> Iterator[str]:
-    parts = field.split(".")
-    for length in range(1, len(parts) + 1):
-        end = ".".join(parts[-length:])
-        if sum(f".{other}".endswith(f".{end}") for other in fields) == 1:
-            yield end
-    yield field
+    names = {}
+    for field in fields:
+        parts = field.split(".")
+        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        unique = (end for end in ends if sum(f".{x}".endswith(f".{end}") for x in fields) == 1)
+        names[field] = next(unique, field)
+    return names
 
 
 def check_names(runs: Sequence[SweepRun]) -> None:

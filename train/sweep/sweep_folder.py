@@ -18,8 +18,8 @@ from typing import Any, Literal
 import filelock
 
 from train.config.io import flatten_experiment
-from train.data.files import expand_path
 from train.errors import UserError
+from train.files import expand_path
 from train.run_folder.folder import read_json
 from train.runtime.writing import explain_write_errors, write_atomically
 from train.sweep.grid import NO_WARM_START, SweepRun
@@ -103,33 +103,23 @@ class SweepFolder:
         """Raise UserError if the folder holds anything but a part of this sweep."""
         file = self.path / "sweep.json"
         if not file.exists():
-            entries = (
-                sorted(each.name for each in self.path.glob("*")) if self.path.exists() else []
-            )
-            entries = [name for name in entries if not name.startswith(".") and name != "logs"]
-            if entries:
+            found = sorted(each.name for each in self.path.glob("[!.]*") if each.name != "logs")
+            if found:
                 raise UserError(
-                    f"workdir {self.path}: contains other files ({', '.join(entries[:3])}) and no "
+                    f"workdir {self.path}: contains other files ({', '.join(found[:3])}) and no "
                     "sweep; give a new or an empty folder"
                 )
             return
-        saved = read_json(file)
         requested = {run.name: _described_fields(run) for run in runs}
-        if not isinstance(saved, dict) or not isinstance(saved.get("runs"), dict):
-            raise UserError(f"{file}: does not describe a sweep; restore the original file")
-        for name, changes in saved["runs"].items():
-            before = {**saved["base"], **changes["fields"]}
+        for name, before in read_json(file)["runs"].items():
             if name not in requested:
                 self._refuse(f"run {name} belongs to that one and not to this one")
-            now = json.loads(json.dumps(requested[name]))
-            # A field that only this version of the package has is not a difference. Where one part
-            # replaces another, a kind differs; where it replaces none, it has fields below a null.
-            for field in sorted(before):
-                replaced = before[field] is None and _has_part(now, field)
-                replaced = replaced and not _has_part(before, field)
-                if before[field] != now.get(field) or replaced:
-                    old, new = json.dumps(before.get(field)), json.dumps(now.get(field))
-                    self._refuse(f"{field} is {old} there and {new} here")
+            now = requested[name]
+            # A field that only this version of the package has is not a difference.
+            for field, old in before.items():
+                if field not in now or old != now[field]:
+                    new = json.dumps(now[field]) if field in now else "missing"
+                    self._refuse(f"{field} is {json.dumps(old)} there and {new} here")
 
     def _refuse(self, difference: str) -> None:
         raise UserError(
@@ -138,35 +128,16 @@ class SweepFolder:
         )
 
     def write_sweep(self, runs: Sequence[SweepRun]) -> None:
-        """Write `sweep.json`: the fields of the first run, and how the others differ."""
-        base = _described_fields(runs[0])
-        described = {}
-        for run in runs:
-            fields = _described_fields(run)
-            # A field that the first run has and another has not (of another kind) is null.
-            changed = {name: fields.get(name) for name in base.keys() | fields.keys()}
-            changed = {
-                name: value
-                for name, value in sorted(changed.items())
-                if name not in base or value != base[name]
-            }
-            described[run.name] = {"settings": dict(run.settings), "fields": changed}
-        text = json.dumps({"base": base, "runs": described}, indent=1)
+        """Write `sweep.json`: what decides the result of each run."""
+        described = {run.name: _described_fields(run) for run in runs}
+        text = json.dumps({"runs": described}, indent=1)
         write_atomically(self.path / "sweep.json", text + "\n")
 
     def read_results(self) -> dict[str, RunResult]:
         """Return the results of the runs that ended, by name, as far as their folders exist."""
         file = self.path / "results.json"
-        if not file.exists():
-            return {}
-        saved = read_json(file)
-        try:
-            results = {name: RunResult(**fields) for name, fields in saved.items()}
-        except (AttributeError, TypeError) as error:
-            raise UserError(
-                f"{file}: is not a table of a sweep's results; delete it, and finished runs are "
-                "read again"
-            ) from error
+        saved = read_json(file) if file.exists() else {}
+        results = {name: RunResult(**fields) for name, fields in saved.items()}
         return {name: each for name, each in results.items() if self.run_path(name).exists()}
 
     def write_results(self, results: Mapping[str, RunResult]) -> None:
@@ -177,9 +148,6 @@ class SweepFolder:
 
 def _described_fields(run: SweepRun) -> dict[str, Any]:
     """Return what decides the result of a run, by name: its settings and where it starts."""
-    return {**flatten_experiment(run.experiment), **NO_WARM_START, **run.warm_start}
-
-
-def _has_part(fields: Mapping[str, Any], name: str) -> bool:
-    """Return True if there is a part of this name, with settings of its own."""
-    return any(each.startswith(f"{name}.") and value is not None for each, value in fields.items())
+    fields = {**flatten_experiment(run.experiment), **NO_WARM_START, **run.warm_start}
+    plain: dict[str, Any] = json.loads(json.dumps(fields))
+    return plain

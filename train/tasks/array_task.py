@@ -8,6 +8,7 @@ import numpy as np
 
 from train.data.arrays import (
     ArrayCorpus,
+    ArrayDataConfig,
     ArrayEvaluationBatches,
     Arrays,
     ArrayTrainingBatches,
@@ -16,7 +17,6 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
-from train.data.data_config import ArrayDataConfig
 from train.data.held_data import PYTHON_DATA_PREFIX
 from train.data.tokenizer import Tokenizer
 from train.tasks.evaluation import EvaluationOptions

@@ -10,20 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.buckets import RaggedArray
-from train.data.example_configs import (
-    ClassificationDataConfig,
-    ListOpsDataConfig,
-    TokenLabelDataConfig,
-)
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
-from train.data.listops import prepare_listops
+from train.data.listops import ListOpsDataConfig, prepare_listops
 from train.data.text_labels import (
+    ClassificationDataConfig,
     ClassificationSplit,
     cut_text,
     encode_texts,
     prepare_classification,
 )
 from train.data.token_labels import (
+    TokenLabelDataConfig,
     TokenLabelSplit,
     encode_words,
     prepare_token_labels,

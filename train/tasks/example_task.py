@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 from train.data.buckets import Bucket, bucket_by_rows
-from train.data.example_configs import ExampleDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleDataConfig,
     ExampleEvaluationBatches,
     Examples,
     ExampleTrainingBatches,

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.arrays import ArrayCorpus, Arrays
-from train.data.example_configs import FeatureDataConfig
-from train.data.features import read_features, to_features
+from train.data.features import FeatureDataConfig, read_features, to_features
 from train.data.held_data import PYTHON_DATA_PREFIX
 from train.errors import UserError
 from train.step import Batch, LossFn

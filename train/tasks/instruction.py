@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from train.data.chat_template import ASSISTANT, NO_VARIABLES, ChatTemplate, Message
-from train.data.conversations import ConversationSplit, prepare_conversations
-from train.data.example_configs import ConversationDataConfig
+from train.data.conversations import (
+    ConversationDataConfig,
+    ConversationSplit,
+    prepare_conversations,
+)
 from train.data.examples import ExampleCorpus
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError

@@ -20,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data.example_configs import PreferenceDataConfig
 from train.data.examples import ExampleCorpus
-from train.data.preferences import PreferenceSplit, prepare_preferences
+from train.data.preferences import PreferenceDataConfig, PreferenceSplit, prepare_preferences
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.step import Batch, LossFn
@@ -125,7 +124,7 @@ class PreferenceTask(ExampleTask):
         return token_batch_shapes(batch_size, length) | dict.fromkeys(names, shape)
 
     def describe_training_data(self, corpus: ExampleCorpus[PreferenceSplit]) -> str:
-        return f"{len(corpus.split('train').tokens):,} pairs of answers"
+        return f"{len(corpus.split('train').reference):,} pairs of answers"
 
     def evaluate(
         self,

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import jax
 import numpy as np
 
-from train.data.data_config import ArrayDataConfig, DataConfig
+from train.data.arrays import ArrayDataConfig
+from train.data.data_config import DataConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from train.data.bitext import (
+    BitextDataConfig,
     BitextSplit,
     decode_sentence,
     encode_sentences,
@@ -16,7 +17,6 @@ from train.data.bitext import (
     sentence_ends,
 )
 from train.data.buckets import Bucket, bucket_by_tokens
-from train.data.example_configs import BitextDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, Examples
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError

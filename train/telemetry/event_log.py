@@ -7,7 +7,6 @@ while writing: readers skip a torn line, and the next writer ends it.
 """
 
 import datetime
-import importlib.metadata
 import json
 import math
 import os
@@ -17,8 +16,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from train.data.files import AnyPath
+import jax
+
 from train.errors import as_user_error
+from train.files import AnyPath
+from train.runtime.accelerators import installed_version
 from train.runtime.writing import explain_write_errors
 
 JsonRecord = dict[str, Any]
@@ -49,22 +51,33 @@ class EventLog:
 
 
 def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append a line for each record. All of them are in the file when this returns.
+    """Append a line for each record (`append_text`)."""
+    append_text(path, "".join(format_line(record) for record in records))
+
+
+def append_text(path: AnyPath, text: str) -> None:
+    """Append whole lines to a file. All of them are there when this returns.
 
     Object stores cannot append, so a remote file is read and written whole.
 
     Raises:
       UserError: The file cannot be written; earlier lines are intact.
     """
-    lines = "".join(format_line(record) for record in records).encode(errors="backslashreplace")
+    data = text.encode(errors="backslashreplace")
     with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
             with path.open("a+b") as file:
-                # End a line that a killed process has torn, so that it spoils no other.
-                file.write(_missing_newline(_last_byte(file)) + lines)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
+                file.write(_line_end(file.read()) + data)
         else:
             before = path.read_bytes() if path.exists() else b""
-            path.write_bytes(before + _missing_newline(before[-1:]) + lines)
+            path.write_bytes(before + _line_end(before[-1:]) + data)
+
+
+def _line_end(last_byte: bytes) -> bytes:
+    """Return what ends a line that a killed process has torn, so that it spoils no other."""
+    return b"" if last_byte in (b"", b"\n") else b"\n"
 
 
 def read_records(path: AnyPath) -> list[JsonRecord]:
@@ -87,7 +100,7 @@ def parse_line(line: str) -> JsonRecord | None:
     """Return the object on a line; None for a torn line."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -122,36 +135,18 @@ def _to_plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _last_byte(file: Any) -> bytes:
-    if not file.seek(0, os.SEEK_END):
-        return b""
-    file.seek(-1, os.SEEK_END)
-    return file.read(1)
-
-
-def _missing_newline(last_byte: bytes) -> bytes:
-    return b"" if last_byte in (b"", b"\n") else b"\n"
-
-
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "linen-transformer")
 """Packages whose versions matter for a run's numbers."""
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, the operating system and the packages that are installed."""
-    versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: version for name in PACKAGES if (version := installed_version(name))}
+    return {"python": platform.python_version(), "system": platform.platform(), **found}
 
 
 def peak_memory_bytes() -> dict[str, int]:
     """Return the largest memory so far of this process, and of its first device if it says."""
-    import jax  # here, because reports read logs without it
-
     peaks = {}
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:

@@ -12,13 +12,13 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from train.data.files import AnyPath
-from train.run_folder.folder import RunFolder
-from train.telemetry import event_log
-from train.telemetry.event_log import JsonRecord, peak_memory_bytes
-from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS
+from rich import box
+from rich.table import Table
+
+from train.files import AnyPath
+from train.telemetry.event_log import JsonRecord, append_records, peak_memory_bytes, read_records
 
 Activity = Literal["start", "restore", "compile", "step", "replay", "evaluate", "save", "recover"]
 
@@ -35,10 +35,8 @@ ACTIVITY_DESCRIPTIONS: dict[str, str] = {
 }
 """Description of each activity, and of the time between two processes."""
 
-MAX_SECONDS = 1e12
-"""Largest valid time or duration, 30,000 years: a line with more is damaged."""
-
-_FIRST_ACTIVITY: Activity = "start"
+REMOTE_INTERVAL_SECONDS = 30.0
+"""Time between lines of a remote file, which is written whole each time."""
 
 
 class ActivityTimer:
@@ -54,7 +52,8 @@ class ActivityTimer:
         self._clock = clock
         self.start_time = clock() if start_time is None else start_time
         self._seconds: dict[Activity, float] = dict.fromkeys(get_args(Activity), 0.0)
-        self._activity, self._since = _FIRST_ACTIVITY, self.start_time
+        self._activity: Activity = "start"
+        self._since = self.start_time
 
     def switch(self, activity: Activity) -> None:
         """Count the time from now on under another activity."""
@@ -83,22 +82,21 @@ class ActivityTimer:
 class TimeLog:
     """Write the timer's record of this process to `time.jsonl`; replayed steps count separately."""
 
-    def __init__(self, folder: RunFolder, timer: ActivityTimer, *, is_writer: bool):
+    def __init__(self, path: AnyPath, timer: ActivityTimer, *, is_writer: bool):
         """Read the records of earlier processes.
 
         Args:
-          folder: Folder of the run.
+          path: The file.
           timer: Timer of this process.
           is_writer: This process writes the file. One of several processes does.
         """
         self.timer = timer
-        self._path, self._is_writer = folder.time_log, is_writer
-        self._records = read_time_records(folder.time_log) if is_writer else []
-        self._step, self._furthest_step = 0, last_recorded_step(self._records)
-        # A remote file is written whole each time, so it is written less often.
-        local = isinstance(folder.path, pathlib.Path)
-        self._interval = 0.0 if local else FLUSH_INTERVAL_SECONDS
-        self._written_at = -FLUSH_INTERVAL_SECONDS
+        self._path, self._is_writer = path, is_writer
+        self._records = read_time_records(path) if is_writer else []
+        self._step = 0
+        self._furthest_step = max((record["step"] for record in self._records), default=0)
+        self._interval = 0.0 if isinstance(path, pathlib.Path) else REMOTE_INTERVAL_SECONDS
+        self._written_at = -REMOTE_INTERVAL_SECONDS
 
     def previous_seconds(self, activity: Activity) -> float:
         """Return how long an activity took in the process before this one. 0: there was none."""
@@ -131,7 +129,7 @@ class TimeLog:
         if self._is_writer and (late or final):
             record = self.timer.to_record(self._step) | {"peak_memory_bytes": peak_memory_bytes()}
             record |= {"finished": True} if finished else {}
-            event_log.append_records(self._path, [record])
+            append_records(self._path, [record])
             self._written_at = time.monotonic()
 
     def compute_goodput(self) -> "Goodput":
@@ -165,21 +163,16 @@ class Goodput:
 
 
 def read_time_records(path: AnyPath) -> list[JsonRecord]:
-    """Return the valid lines of a time.jsonl, oldest first."""
-    return [record for record in event_log.read_records(path) if _is_valid_record(record)]
+    """Return the lines of a time.jsonl, oldest first."""
+    return [record for record in read_records(path) if "seconds" in record]
 
 
-def previous_resume_seconds(folder: RunFolder) -> float:
+def previous_resume_seconds(path: AnyPath) -> float:
     """Return how long the last resume of a run took to restore its state. 0: there was none."""
-    records = read_time_records(folder.time_log)
+    records = read_time_records(path)
     if len({record["began"] for record in records}) < 2:  # the first process restored nothing
         return 0.0
     return float(records[-1]["seconds"].get("restore", 0.0))
-
-
-def last_recorded_step(records: Sequence[JsonRecord]) -> int:
-    """Return the largest step of all records; 0 without records."""
-    return max((record["step"] for record in records), default=0)
 
 
 def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
@@ -211,9 +204,26 @@ def format_goodput(goodput: Goodput) -> str:
     return f"time: {productive}{starts} went into training steps; {', '.join(rest)}"
 
 
+def goodput_table(goodput: Goodput) -> Table:
+    """Return a table of the activities that took time."""
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True)
+    starts = f"in {goodput.starts} start{'s' if goodput.starts > 1 else ''}"
+    table.add_column("activity", "all")
+    table.add_column("share", "100.0%", justify="right")
+    table.add_column("time", format_duration(goodput.total), justify="right")
+    table.add_column("what it is", starts)
+    for activity, seconds in goodput.seconds.items():
+        if seconds or activity == "step":
+            share, duration = f"{seconds / (goodput.total or 1):.1%}", format_duration(seconds)
+            table.add_row(activity, share, duration, ACTIVITY_DESCRIPTIONS[activity])
+    return table
+
+
 def format_duration(seconds: float) -> str:
-    """Return e.g. `45 s`, `2 min 26 s` or `3 h 5 min`."""
+    """Return e.g. `4.5 s`, `45 s`, `2 min 26 s` or `3 h 5 min`."""
     rounded = round(seconds)
+    if rounded < 10:
+        return f"{seconds:.1f} s"
     if rounded < 60:
         return f"{rounded} s"
     if rounded < 3600:
@@ -228,26 +238,7 @@ def process_start_time() -> float:
         # Field 22 of proc(5) is the start in clock ticks since the boot. Fields are counted after
         # the process name, which may contain spaces.
         fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return now - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
-    except (OSError, AttributeError, ValueError, IndexError):
+    except OSError:  # not Linux
         return now
-
-
-def _is_valid_record(record: Any) -> bool:
-    """Return True for a complete record; lines may be torn or edited."""
-    seconds, step = record.get("seconds"), record.get("step")
-    return (
-        all(map(_is_time, (record.get("began"), record.get("now"))))
-        and type(step) is int
-        and 0 <= step < 2**31
-        and isinstance(seconds, dict)
-        and all(
-            name in ACTIVITY_DESCRIPTIONS and _is_time(spent) for name, spent in seconds.items()
-        )
-    )
-
-
-def _is_time(value: Any) -> bool:
-    """Return True for a finite, non-negative number of seconds."""
-    return type(value) in (int, float) and 0 <= value <= MAX_SECONDS
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return now - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.runtime.writing import write_atomically
 
 if TYPE_CHECKING:
@@ -72,21 +72,33 @@ def draw_losses(
     validation = _points(metrics, "validation", "loss")
     scores = {name: _points(metrics, "validation", name) for name in _SCORES}
     scores = {name: points for name, points in scores.items() if points.size}
-    points_drawn = np.concatenate([training, validation], axis=1)
-    if not points_drawn.size:
+    losses = np.concatenate([training, validation], axis=1)
+    if not losses.size:
         return None
     figure = _notebook_figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
     heights = [5, *[2] * len(scores)]
-    grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)
-    axes, *below = grid[:, 0]
+    panels = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    axes, *score_axes = panels
     _draw_training(axes, *training)
-    _draw_validation(axes, *validation)
+    if validation.size:
+        steps, values = validation
+        label, best = f"validation: {values[-1]:.3f}", values.argmin()
+        if values[best] < values[-1]:
+            label += f", at best {values[best]:.3f} (step {steps[best]:,.0f})"
+        axes.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
     _draw_references(axes, references or {})
     _draw_event_marks(axes, events or {})
-    _scale_axes(axes, *points_drawn)
-    for each, (name, points) in zip(below, scores.items(), strict=True):
-        _draw_score(each, name, *points)
-    grid[-1, 0].set_xlabel("step")
+    _scale_axes(axes, *losses)
+    axes.set_ylabel("loss (nats)")
+    for panel, (name, (steps, values)) in zip(score_axes, scores.items(), strict=True):
+        label = f"validation: {values[-1]:.3f}"
+        panel.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
+        panel.set_ylabel(name)
+    for panel in panels:
+        panel.grid(visible=True, which="major", alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False)
+    panels[-1].set_xlabel("step")
     figure.align_ylabels()
     return figure
 
@@ -140,25 +152,6 @@ def _smoothed(values: np.ndarray) -> np.ndarray:
     below = index - reach
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return (sums[above] - sums[below]) / (above - below)
-
-
-def _draw_validation(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
-    if not steps.size:
-        return
-    label = f"validation: {losses[-1]:.3f}"
-    best = losses.argmin()
-    if losses[best] < losses[-1]:
-        label += f", at best {losses[best]:.3f} (step {steps[best]:,.0f})"
-    axes.plot(steps, losses, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
-
-
-def _draw_score(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) -> None:
-    label = f"validation: {values[-1]:.3f}"
-    axes.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
-    axes.set_ylabel(name)
-    axes.grid(visible=True, which="major", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
 
 
 def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
@@ -221,7 +214,3 @@ def _scale_axes(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=subs))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel("loss (nats)")
-    axes.grid(visible=True, which="major", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)

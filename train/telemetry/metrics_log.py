@@ -6,20 +6,20 @@ TensorBoard's files are in a folder for each split, so that splits share a chart
 import os
 import pathlib
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeGuard
 
-from train.data.files import AnyPath
-from train.run_folder.folder import RunFolder
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
+
+from train.files import AnyPath
 from train.runtime.writing import explain_write_errors, unused_path, write_atomically
 from train.telemetry import event_log
 
 FLUSH_INTERVAL_SECONDS = 30.0
-
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
@@ -32,11 +32,10 @@ class MetricsLog:
     TensorBoard's files are written every `FLUSH_INTERVAL_SECONDS` and by `close`.
     """
 
-    def __init__(self, run: RunFolder, *, clock: Callable[[], float] = time.monotonic):
-        self._path = run.metrics
-        self._tensorboard = run.tensorboard
-        self._local = isinstance(run.path, pathlib.Path)
-        self._clock = clock
+    def __init__(
+        self, path: AnyPath, tensorboard: AnyPath, *, clock: Callable[[], float] = time.monotonic
+    ):
+        self._path, self._tensorboard, self._clock = path, tensorboard, clock
         self._flushed = clock()
         self._buffer: list[Mapping[str, Any]] = []
         self._mirrors: dict[str, TensorBoardWriter] = {}
@@ -53,17 +52,19 @@ class MetricsLog:
         Returns:
           The new file, beside metrics.jsonl; None if no line was moved.
         """
-        last = -1 if step is None else step
-        self._resumed_at = last
-        lines = event_log.read_raw_lines(self._path)
-        kept_lines = [line for line in lines if _is_up_to(line, last)]
-        if len(kept_lines) == len(lines):
+        last = self._resumed_at = -1 if step is None else step
+        kept_lines: list[str] = []
+        beyond: list[str] = []
+        for line in event_log.read_raw_lines(self._path):
+            line_step = (event_log.parse_line(line) or {}).get("step")
+            is_kept = is_step_number(line_step) and line_step <= last
+            (kept_lines if is_kept else beyond).append(f"{line}\n")
+        if not beyond:
             return None
-        beyond = [line for line in lines if not _is_up_to(line, last)]
         aside = unused_path(self._path, f"beyond-{max(last, 0)}")
         # In this order, a kill between the two writes duplicates lines and never loses one.
-        write_atomically(aside, _text(beyond))
-        write_atomically(self._path, _text(kept_lines))
+        write_atomically(aside, "".join(beyond))
+        write_atomically(self._path, "".join(kept_lines))
         return aside
 
     def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
@@ -84,11 +85,16 @@ class MetricsLog:
         """
         self._buffer.append({"step": step, "split": split, **metrics})
         late = self._clock() - self._flushed >= FLUSH_INTERVAL_SECONDS
-        if late or self._local:
+        if late or isinstance(self._path, pathlib.Path):
             self._append()
-        self._mirror(split).write(step, _scalars(metrics))
+        if split not in self._mirrors:
+            hidden_from = None if self._resumed_at is None else self._resumed_at + 1
+            self._mirrors[split] = TensorBoardWriter(self._tensorboard / split, hidden_from)
+        self._mirrors[split].write(step, metrics)
         if late:
-            self._flush_mirrors()
+            for mirror in self._mirrors.values():
+                mirror.flush()
+            self._flushed = self._clock()
 
     def close(self) -> None:
         """Write buffered lines, and close TensorBoard's files."""
@@ -99,12 +105,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _append(self) -> None:
@@ -112,63 +113,19 @@ class MetricsLog:
             event_log.append_records(self._path, self._buffer)
             self._buffer = []
 
-    def _mirror(self, split: str) -> "TensorBoardWriter":
-        if split not in self._mirrors:
-            hidden_from = None if self._resumed_at is None else self._resumed_at + 1
-            self._mirrors[split] = TensorBoardWriter(self._tensorboard / split, hidden_from)
-        return self._mirrors[split]
-
-    def _flush_mirrors(self) -> None:
-        for mirror in self._mirrors.values():
-            mirror.flush()
-        self._flushed = self._clock()
-
 
 def read_metrics(path: AnyPath) -> list[event_log.JsonRecord]:
-    """Return the lines of a metrics.jsonl, with non-finite values as floats again.
-
-    Lines without a step or a split, and values that are not numbers, are left out: no run has
-    written them.
-    """
+    """Return the lines of a metrics.jsonl, with non-finite values as floats again."""
     return [
-        {name: _value(value) for name, value in line.items() if _is_measurement(name, value)}
+        {name: float(value) if value in _NOT_FINITE else value for name, value in line.items()}
         for line in event_log.read_records(path)
-        if isinstance(line.get("split"), str) and is_step_number(line.get("step"))
+        if "step" in line and "split" in line
     ]
 
 
 def is_step_number(value: Any) -> TypeGuard[int]:
     """Return True for a valid step number: a non-negative int32."""
     return type(value) is int and 0 <= value < 2**31
-
-
-def _value(value: Any) -> Any:
-    return float(value) if value in _NOT_FINITE else value
-
-
-def _is_measurement(name: str, value: Any) -> bool:
-    if name == "split" or value in _NOT_FINITE:
-        return True
-    return isinstance(value, int | float) and abs(value) < sys.float_info.max
-
-
-def _is_up_to(line: str, step: int) -> bool:
-    """Return True if a line is of a step up to `step`; a torn line is of none."""
-    record = event_log.parse_line(line)
-    record_step = None if record is None else record.get("step")
-    return is_step_number(record_step) and record_step <= step
-
-
-def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float) or hasattr(value, "item")
-    }
-
-
-def _text(lines: list[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
 
 
 class TensorBoardWriter:
@@ -179,19 +136,17 @@ class TensorBoardWriter:
     file is written to a local temporary folder, and copied at each flush.
     """
 
-    def __init__(self, folder: AnyPath, purge_step: int | None):
+    def __init__(self, folder: AnyPath, hidden_from: int | None):
         """Create a file in `folder`.
 
         Args:
           folder: Folder of one split, local or remote.
-          purge_step: TensorBoard hides events of this step and later in older files of the folder;
+          hidden_from: TensorBoard hides events of this step and later in older files of the folder;
             None hides nothing.
 
         Raises:
           UserError: The file cannot be created.
         """
-        from tensorboardX.record_writer import RecordWriter
-
         name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = folder / name
         self._spool: tempfile.TemporaryDirectory[str] | None = None
@@ -203,19 +158,19 @@ class TensorBoardWriter:
                 local = pathlib.Path(self._spool.name, name)
             self._local = local
             self._records = RecordWriter(str(local))
-        self._begin(purge_step)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if hidden_from is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=hidden_from, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of one step, by name."""
-        from tensorboardX.proto import event_pb2, summary_pb2
-
-        summary = summary_pb2.Summary(
-            value=[
-                summary_pb2.Summary.Value(tag=name, simple_value=value)
-                for name, value in values.items()
-            ]
-        )
-        self._write(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the values of one step, by name; those that are no numbers are left out."""
+        scalars = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in values.items()
+            if isinstance(value, int | float) or hasattr(value, "item")
+        ]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
 
     def flush(self) -> None:
         """Make everything written so far visible to TensorBoard."""
@@ -233,15 +188,6 @@ class TensorBoardWriter:
                 self._records.close()
             if self._spool:
                 self._spool.cleanup()
-
-    def _begin(self, hidden_from: int | None) -> None:
-        from tensorboardX.proto import event_pb2
-
-        now = time.time()
-        self._write(event_pb2.Event(wall_time=now, file_version="brain.Event:2"))
-        if hidden_from is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(event_pb2.Event(wall_time=now, step=hidden_from, session_log=start))
 
     def _write(self, event: Any) -> None:
         with explain_write_errors(self._path):

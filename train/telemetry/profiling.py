@@ -1,20 +1,15 @@
 """Traces of some training steps, for XProf, TensorBoard and Perfetto."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from train.data.files import AnyPath
+from train.files import AnyPath
 from train.runtime.writing import explain_write_errors, is_local
-
-if TYPE_CHECKING:
-    from train.run_folder.folder import RunFolder
 
 StepFn = Callable[[Any, Any], Any]
 """Training step: (state, batch) -> (state, metrics)."""
@@ -24,7 +19,7 @@ StepFn = Callable[[Any, Any], Any]
 def profile_steps(
     step_fn: StepFn,
     steps: tuple[int, int] | None,
-    folder: RunFolder,
+    folder: AnyPath,
     start_step: int,
     show: Callable[[str], None],
 ) -> Iterator[StepFn]:
@@ -33,7 +28,7 @@ def profile_steps(
     Args:
       step_fn: Compiled step. It is returned as it is if nothing is to be traced.
       steps: First and last step to trace; None: none.
-      folder: Folder of the run. The trace is written below its `profile`.
+      folder: Folder that the trace is written below.
       start_step: Step before the first call.
       show: Prints a line.
     """
@@ -51,7 +46,7 @@ def profile_steps(
         nonlocal step
         step += 1
         if step == max(first, start_step + 1):
-            trace.enter_context(_trace(folder.profile, show))
+            trace.enter_context(_trace(folder, show))
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             result = step_fn(state, batch)
         if step == last:

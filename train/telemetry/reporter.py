@@ -4,22 +4,18 @@ Every process has a reporter, and only the main process writes. The loop need no
 """
 
 import contextlib
-import pathlib
 import time
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from train.errors import UserError
-from train.experiment import Experiment
-from train.run_folder.folder import RunFolder
+from train.files import AnyPath
 from train.runtime.progress import ProgressBar
-from train.runtime.writing import explain_write_errors
-from train.telemetry.event_log import EventLog
+from train.telemetry.event_log import EventLog, append_text
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
-from train.telemetry.trackers import Trackers
+from train.telemetry.trackers import Trackers, TrackingConfig
 
 _REFERENCE_PREFIX = "bits_per_byte_"
 """Prefix of metrics that other compressors reach on the same text."""
@@ -33,11 +29,14 @@ class Reporter:
 
     def __init__(
         self,
-        folder: RunFolder,
-        experiment: Experiment,
+        folder: AnyPath,
         timer: ActivityTimer,
         *,
+        name: str,
+        steps: int,
         initial_step: int,
+        tracking: TrackingConfig,
+        settings: Mapping[str, Any],
         is_main_process: bool,
         quiet: bool,
     ):
@@ -45,45 +44,38 @@ class Reporter:
 
         Args:
           folder: Folder of the run.
-          experiment: Settings of the run.
           timer: Timer of this life of the run.
+          name: Name of the run.
+          steps: Number of steps at its end.
           initial_step: Step to continue from; 0 for a new run.
+          tracking: Experiment trackers to send the metrics to.
+          settings: All settings of the run by dotted path, for the trackers.
           is_main_process: This process writes; the others write and print nothing.
           quiet: Print nothing.
         """
         self._folder, self._is_main_process = folder, is_main_process
-        self._progress = ProgressBar(
-            experiment.steps,
-            initial_step=initial_step,
-            description=experiment.name,
-            quiet=quiet or not is_main_process,
-        )
-        self._metrics = MetricsLog(folder)
-        self._time_log = TimeLog(folder, timer, is_writer=is_main_process)
-        self._event_log = EventLog(folder.event_log)
+        self._steps, self._initial_step = steps, initial_step
+        quiet = quiet or not is_main_process
+        self._bar = ProgressBar(steps, completed=initial_step, description=name, quiet=quiet)
+        self._metrics = MetricsLog(folder / "metrics.jsonl", folder / "tensorboard")
+        self._time_log = TimeLog(folder / "time.jsonl", timer, is_writer=is_main_process)
+        self._event_log = EventLog(folder / "logbook.jsonl")
         self._references: dict[str, float] = {}
-        self._initial_step = initial_step
         self._reset_throughput()
         if is_main_process:
             self._metrics.set_aside_after(initial_step or None)
         # Last, since nothing closes them if another file cannot be opened.
-        self._trackers = Trackers(
-            folder, experiment, self._progress.print, is_main_process=is_main_process
-        )
+        tracking = tracking if is_main_process else TrackingConfig()
+        self._trackers = Trackers(tracking, folder, name, settings, self._bar.print)
 
     def __enter__(self) -> Self:
-        self._progress.__enter__()
+        self._bar.__enter__()
         self._time_log.start_compiling(self._initial_step)
         self._resumed_at = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._bar.__exit__()
         self._trackers.close(error)
         # The error that has stopped the run must not be hidden by a failure to draw the plot.
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
@@ -91,12 +83,12 @@ class Reporter:
             with quietly:
                 self._time_log.write(final=True, finished=error is None)
                 self._metrics.close()
-                metrics = read_metrics(self._folder.metrics)
+                metrics = read_metrics(self._folder / "metrics.jsonl")
                 events = event_steps(self._event_log.read())
-                plot_losses(metrics, self._folder.loss_plot, self._references, events)
+                plot_losses(metrics, self._folder / "loss.png", self._references, events)
 
     @contextlib.contextmanager
-    def pause(self, activity: Activity) -> Any:
+    def pause(self, activity: Activity) -> Iterator[None]:
         """Leave the time of the block out of tokens per second, and count it as an activity."""
         self._seconds += time.perf_counter() - self._resumed_at
         with self._time_log.timer.track(activity):
@@ -110,9 +102,10 @@ class Reporter:
 
     @contextlib.contextmanager
     def compilation(self, step: int) -> Iterator[None]:
-        """Leave a step out of the time left and count it as compilation, as its program is new."""
-        with self.pause("compile"), self._progress.leave_out_step(step):
+        """Count a step as compilation, as its program is new."""
+        with self.pause("compile"):
             yield
+        self._bar.update(step)
         self._time_log.start_stepping(step)
 
     def rewind(self, step: int) -> None:
@@ -120,7 +113,7 @@ class Reporter:
         if self._is_main_process:
             self._metrics.close()
             self._metrics.set_aside_after(step or None)
-        self._progress.update(step)
+        self._bar.update(step)
         self._time_log.start_stepping(step)
         self._reset_throughput()
 
@@ -136,18 +129,22 @@ class Reporter:
     def log_training(self, step: int, metrics: dict[str, float]) -> None:
         """Write a line of training metrics, with the tokens per second since the line before."""
         seconds = self._seconds + time.perf_counter() - self._resumed_at
-        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if self._tokens else {}
+        status = f"{step}/{self._steps}  loss {metrics['loss']:.4f}"
+        if self._tokens:
+            speed = self._tokens / max(seconds, 1e-9)
+            metrics = {**metrics, "tokens_per_second": speed}
+            status += f"  {speed:,.0f} tokens/s"
         self._reset_throughput()
-        self._progress.update(step, loss=metrics["loss"], **speed)
+        self._bar.update(step, status)
         if self._is_main_process:
-            self._metrics.write(step, "train", {**metrics, **speed})
-            self._trackers.log(step, "train", {**metrics, **speed})
+            self._metrics.write(step, "train", metrics)
+            self._trackers.log(step, "train", metrics)
             self._time_log.write()
 
     def log_evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Write a line of evaluation metrics; compression baselines go to the loss plot."""
         metrics_text = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
-        self._progress.print(f"step {step}: {split} {metrics_text}")
+        self.print_message(f"step {step}: {split} {metrics_text}")
         # The plot has nats a token, so bits a byte are converted by the run's own ratio.
         self._references = {
             name.removeprefix(_REFERENCE_PREFIX): bits * metrics["loss"] / metrics["bits_per_byte"]
@@ -160,18 +157,10 @@ class Reporter:
 
     def log_sample(self, step: int, text: str) -> None:
         """Print a generated text, and append it to samples.txt."""
-        self._progress.print(f"step {step}: sample: {text}")
+        self.print_message(f"step {step}: sample: {text}")
         self._trackers.log_sample(step, text)
         if self._is_main_process:
-            path = self._folder.samples
-            data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")
-            with explain_write_errors(path):
-                if isinstance(path, pathlib.Path):
-                    with path.open("ab") as file:
-                        file.write(data)
-                else:  # an object store cannot append
-                    before = path.read_bytes() if path.exists() else b""
-                    path.write_bytes(before + data)
+            append_text(self._folder / "samples.txt", f"--- step {step}\n{text}\n")
 
     def log_event(self, event: str, **fields: Any) -> None:
         """Write a line of the event log."""
@@ -181,8 +170,8 @@ class Reporter:
     def print_goodput(self) -> None:
         """Print one line on the use of the run's time."""
         if self._is_main_process:
-            self._progress.print(format_goodput(self._time_log.compute_goodput()))
+            self.print_message(format_goodput(self._time_log.compute_goodput()))
 
     def print_message(self, text: str) -> None:
         """Print a line above the progress bar."""
-        self._progress.print(text)
+        self._bar.print(text)

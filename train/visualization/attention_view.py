@@ -18,11 +18,11 @@ from typing import Any, get_args
 import numpy as np
 
 from train.assembly import make_task
-from train.data.files import expand_path
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError, as_user_error
+from train.files import expand_path
 from train.run import Run
-from train.visualization.html_page import build_page, embed_page, read_asset, write_page
+from train.visualization.html_page import build_page, embed_page, write_page
 from transformer.attention_maps import AttentionMap, Stage, attention_maps
 
 FIGURE_FORMATS = (".png", ".pdf", ".svg")
@@ -76,8 +76,6 @@ class AttentionView:
         """Return the page: one file that needs no network."""
         stages = pack_maps(self.maps)
         data: dict[str, Any] = {
-            "title": self.title,
-            "subtitle": self.subtitle,
             "tokens": self.tokens,
             "sources": self.sources or None,
             "causal": bool(self.next_tokens),
@@ -86,9 +84,8 @@ class AttentionView:
             "open": [self.open_place, self.head],
             "open_stage": len(stages) - 1,  # cross-attention, where there is some
         }
-        return build_page(
-            self.title, read_asset("attention.html"), data, ["page.js", "attention.js"]
-        )
+        values = {"title": self.title, "subtitle": self.subtitle}
+        return build_page("attention.html", data, ["page.js", "attention.js"], values)
 
     def save(self, output: str, *, one_head: bool = False) -> None:
         """Write the page, or a figure if the name ends with .png, .pdf or .svg.
@@ -217,12 +214,6 @@ def encode_weights(
     return np.where(visible, codes, np.uint8(0))
 
 
-def decode_weights(codes: np.ndarray) -> np.ndarray:
-    """Return the weights of codes, as the page computes them; 0 where hidden."""
-    roots = (np.maximum(codes, 1).astype(np.float64) - 1) / (MAX_CODE - 1)
-    return np.asarray(roots**2)
-
-
 def shrink(codes: np.ndarray, size: int = THUMBNAIL_SIZE) -> np.ndarray:  # [N, T, S]
     """Return thumbnails: the largest code of each cell, so that no bright pair is lost."""
     for axis in (1, 2):
@@ -240,20 +231,19 @@ def compress(codes: np.ndarray) -> str:
     return base64.b64encode(stream).decode()
 
 
-def pack_maps(maps: Sequence[AttentionMap], example: int = 0) -> list[dict[str, Any]]:
-    """Return the stages of one example as JSON: their layers, thumbnails and heads."""
+def pack_maps(maps: Sequence[AttentionMap]) -> list[dict[str, Any]]:
+    """Return the stages of the first example as JSON: their layers, thumbnails and heads."""
     stages: list[dict[str, Any]] = []
     for name, title in STAGE_TITLES.items():
-        layers = [pack_layer(each, example) for each in maps if each.stage == name]
+        layers = [pack_layer(each) for each in maps if each.stage == name]
         if layers:
             stages.append({"name": name, "title": title, "layers": layers})
     return stages
 
 
-def pack_layer(attention: AttentionMap, example: int = 0) -> dict[str, Any]:
-    """Return a layer of one example as JSON."""
-    weights, visible = np.asarray(attention.weights)[example], np.asarray(attention.visible)
-    codes = encode_weights(weights, visible[example if len(visible) > 1 else 0])
+def pack_layer(attention: AttentionMap) -> dict[str, Any]:
+    """Return a layer of the first example as JSON."""
+    codes = encode_weights(np.asarray(attention.weights)[0], np.asarray(attention.visible)[0])
     thumbnails = shrink(codes)
     return {
         "layer": attention.layer,

@@ -9,63 +9,61 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from train.data.files import expand_path
-from train.errors import as_user_error
-from train.telemetry.event_log import finite_or_none
+import jinja2
 
-ASSETS = "assets"
-"""Folder of this package with markup, styles and scripts (`*.html`, `*.css`, `*.js`)."""
+from train.errors import as_user_error
+from train.files import expand_path
+from train.telemetry.event_log import finite_or_none
 
 IFRAME_HEIGHT = 760
 """Height of a page in a notebook, in CSS pixels."""
 
+ASSETS = jinja2.Environment(
+    loader=jinja2.PackageLoader("train.visualization", "assets"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+"""Templates, styles and scripts of the pages (`assets/`)."""
 
-def read_asset(name: str) -> str:
-    """Return the text of a file in `assets/`."""
-    return (resources.files(__package__) / ASSETS / name).read_text(encoding="utf-8")
 
-
-def build_page(title: str, body: str, data: Any, scripts: Sequence[str]) -> str:
+def build_page(
+    template: str,
+    data: Any,
+    scripts: Sequence[str],
+    values: Mapping[str, Any],
+) -> str:
     """Return a page.
 
     Args:
-      title: Title of the page, as text.
-      body: Markup of the page's body: an asset, without text from outside.
+      template: Name of its template among the assets, which extends `page.html`.
       data: Value that the scripts read as JSON from the element `data`.
-      scripts: Names of scripts among the assets, joined to one. The stylesheet of the last one,
-        if there is one, follows the common one.
+      scripts: Names of scripts among the assets, joined to one. The stylesheet of the last one
+        follows the common one.
+      values: Values of the template by name, `title` among them.
     """
     script = "\n".join(map(read_asset, scripts))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )
     styles = read_asset("page.css") + read_asset(scripts[-1].replace(".js", ".css"))
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{html.escape(_without_surrogates(title))}</title>",
-            f"<style>\n{styles}</style>",
-            "</head>",
-            "<body>",
-            body,
-            f'<script type="application/json" id="data">{_to_json(data)}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>\n",
-        )
+    page = ASSETS.get_template(template).render(
+        digest=digest,
+        styles=styles,
+        script=script,
+        data=_to_json(data),
+        **values,
     )
+    # Lone surrogates, of file names, cannot be written as UTF-8.
+    return page.encode("utf-8", "replace").decode()
+
+
+def read_asset(name: str) -> str:
+    """Return the text of a file in `assets/`, as it is."""
+    assert ASSETS.loader is not None
+    return ASSETS.loader.get_source(ASSETS, name)[0]
 
 
 def embed_page(page: str, height: int = IFRAME_HEIGHT) -> str:
@@ -86,10 +84,6 @@ def write_page(page: str, output: str) -> None:
 def _to_json(data: Any) -> str:
     data = finite_or_none(data)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Lone surrogates, of file names, cannot be written as UTF-8; JSON has an escape for them.
+    # JSON has an escape for lone surrogates.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text.replace("<", "\\u003c")
-
-
-def _without_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

@@ -1,20 +1,54 @@
 """Report of one run, or of several side by side, as one HTML page.
 
-Its data are read from the files of the run folders. Nothing is loaded that computes, so a report is
-written in a second, also of a run whose code or hardware is elsewhere, and of one that is training.
+Its data are read from the files of the run folders. No model is loaded, so a report is written in a
+second, also of a run whose code or hardware is elsewhere, and of one that is training.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.config.io import flatten_fields
 from train.errors import UsageError
 from train.run_folder.folder import RunFolder, read_json
 from train.telemetry.event_log import EventLog, JsonRecord
-from train.telemetry.goodput import ACTIVITY_DESCRIPTIONS, compute_goodput, read_time_records
-from train.telemetry.metrics_log import is_step_number, read_metrics
-from train.visualization.html_page import build_page, embed_page, read_asset, write_page
+from train.telemetry.goodput import (
+    ACTIVITY_DESCRIPTIONS,
+    compute_goodput,
+    format_duration,
+    read_time_records,
+)
+from train.telemetry.metrics_log import read_metrics
+from train.visualization.html_page import ASSETS, build_page, embed_page, write_page
+
+MAX_POINTS = 1200
+"""Largest number of points of a curve; of more, the extremes of equal stretches are kept."""
+
+MAX_SAMPLES = 40
+MAX_SAMPLE_CHARACTERS = 4000
+"""A report has the last samples, each up to this length."""
+
+MAX_EVENTS = 500
+
+ACTIVITY_COLORS = {
+    "step": "var(--series-3)",
+    "replay": "var(--series-6)",
+    "start": "var(--faint)",
+    "restore": "var(--series-5)",
+    "compile": "var(--series-1)",
+    "evaluate": "var(--series-4)",
+    "save": "var(--key)",
+    "recover": "var(--bad)",
+    "lost": "var(--rule)",
+}
+"""Color of each activity in the page's stylesheet."""
+
+Point = tuple[float, float]
+"""Step and value."""
+
+_SAMPLE_START = re.compile(r"^--- step (\d+)\n", re.MULTILINE)
 
 
 class RunReport:
@@ -30,21 +64,37 @@ class RunReport:
         if not workdirs:
             raise UsageError("report: no run is given; give the folders of one or more runs")
         self.runs = [read_run(workdir) for workdir in workdirs]
+        names = [run["name"] for run in self.runs]
         for run, workdir in zip(self.runs, workdirs, strict=True):
-            if sum(each["name"] == run["name"] for each in self.runs) > 1:
-                run["label"] = workdir
-        names = [run.setdefault("label", run["name"]) for run in self.runs]
-        self.title = f"Run {names[0]}" if len(names) == 1 else f"Runs {', '.join(names)}"
+            run["label"] = workdir if names.count(run["name"]) > 1 else run["name"]
+        labels = ", ".join(run["label"] for run in self.runs)
+        self.title = f"Run{'s' if len(self.runs) > 1 else ''} {labels}"
 
     def html(self) -> str:
         """Return the page: one file that needs no network."""
-        data = {
+        settings = self._rows("settings")
+        used = [
+            name for name in ACTIVITY_DESCRIPTIONS if any(run["seconds"][name] for run in self.runs)
+        ]
+        values = {
             "title": self.title,
             "runs": self.runs,
-            "differences": differing_settings(self.runs),
-            "activities": ACTIVITY_DESCRIPTIONS,
+            "summary_rows": self._summary_rows(),
+            "differences": [row for row in settings if any(value != row[1] for value in row[1:])],
+            "activities": used,
+            "descriptions": ACTIVITY_DESCRIPTIONS,
+            "colors": ACTIVITY_COLORS,
+            "event_rows": self._event_rows(),
+            "samples": sorted(
+                [{"label": run["label"], **each} for run in self.runs for each in run["samples"]],
+                key=lambda sample: sample["step"],
+            ),
+            "environment_rows": self._rows("environment"),
+            "setting_rows": settings,
+            "chosen_rows": self._rows("chosen"),
         }
-        return build_page(self.title, read_asset("report.html"), data, REPORT_SCRIPTS)
+        drawn = [{name: run[name] for name in ("label", "curves", "events")} for run in self.runs]
+        return build_page("report.html", {"runs": drawn}, REPORT_SCRIPTS, values)
 
     def save(self, output: str) -> None:
         """Write the page. Raises UserError if it cannot be written."""
@@ -55,43 +105,72 @@ class RunReport:
     def _repr_html_(self) -> str:
         return embed_page(self.html())
 
+    def _rows(self, part: str) -> list[list[Any]]:
+        """Return a row for each name in a part of the runs, with a value for each run."""
+        names = dict.fromkeys(name for run in self.runs for name in run[part])
+        return [[name, *(run[part].get(name) for run in self.runs)] for name in names]
+
+    def _summary_rows(self) -> list[list[Any]]:
+        """Return the first table of the page, as text."""
+        rows = []
+        for name, *values in self._rows("summary"):
+            show = {"goodput": "{:.1%}".format, "seconds": format_duration}.get(name, show_number)
+            cells = [None if value is None else show(value) for value in values]
+            rows.append(["time" if name == "seconds" else name, *cells])
+        for place, *peaks in self._rows("memory"):
+            cells = [None if peak is None else f"{peak / 2**20:,.0f} MiB" for peak in peaks]
+            rows.append([f"peak memory, {place}", *cells])
+        return [*rows, ["starts", *(run["starts"] for run in self.runs)]]
+
+    def _event_rows(self) -> list[list[Any]]:
+        events = [(run["label"], each) for run in self.runs for each in run["events"]]
+        return [
+            [
+                each["time"].replace("T", " ")[:19],
+                *([label] if len(self.runs) > 1 else []),
+                *(each[name] for name in ("step", "event", "details")),
+            ]
+            for label, each in sorted(events, key=lambda event: str(event[1]["time"]))
+        ]
+
 
 REPORT_SCRIPTS = ("page.js", "chart.js", "report.js")
 
 
-MAX_POINTS = 1200
-"""Largest number of points of a curve; of more, the extremes of equal stretches are kept."""
+def show_value(value: Any) -> str:
+    """Return a setting or another value of a table as text."""
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value)
 
-MAX_SAMPLES = 40
-MAX_SAMPLE_CHARACTERS = 4000
-"""A report has the last samples, each up to this length."""
 
-MAX_EVENTS = 500
+def show_number(value: float) -> str:
+    """Return a number with the digits that matter."""
+    if isinstance(value, int) or 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
-Point = tuple[float, float]
-"""Step and value."""
 
-_SAMPLE_START = re.compile(r"^--- step (\d+)\n", re.MULTILINE)
+ASSETS.filters |= {"shown": show_value, "duration": format_duration}
 
 
 def read_run(workdir: str) -> dict[str, Any]:
-    """Return a run as JSON: its settings, curves, events, samples, time, memory and environment.
+    """Return a run as plain data: settings, curves, events, samples, time and environment.
 
     Raises:
       UserError: There is no run, or its config.json is damaged.
     """
     folder = RunFolder.open_existing(workdir)
     config = read_json(folder.config_json)
-    config = config if isinstance(config, dict) else {}
-    events = [each for each in EventLog(folder.event_log).read() if "event" in each]
+    events = EventLog(folder.event_log).read()
     times = read_time_records(folder.time_log)
     goodput = compute_goodput(times)
     curves = collect_curves(read_metrics(folder.metrics))
     return {
         "name": folder.path.name,
         "path": str(folder.path),
-        "settings": dict(flatten(config.get("experiment"))),
-        "chosen": dict(flatten(config.get("chosen"))),
+        "settings": _flatten(config.get("experiment")),
+        "chosen": _flatten(config.get("chosen")),
         "curves": {
             name: {split: thin(curve) for split, curve in splits.items()}
             for name, splits in curves.items()
@@ -106,16 +185,9 @@ def read_run(workdir: str) -> dict[str, Any]:
     }
 
 
-def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested JSON with their dotted names, as in config.txt."""
-    if isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            yield from flatten(each, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
-        for index, each in enumerate(value):
-            yield from flatten(each, f"{name}.{index}")
-    elif name:
-        yield name, value
+def _flatten(value: Any) -> dict[str, Any]:
+    """Return plain data by dotted path; none of None."""
+    return dict(flatten_fields(value)) if value else {}
 
 
 def collect_curves(records: Sequence[JsonRecord]) -> dict[str, dict[str, list[Point]]]:
@@ -163,22 +235,11 @@ def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
     text = folder.samples.read_bytes().decode(errors="replace")
     parts = _SAMPLE_START.split(text)[1:]
     samples: list[dict[str, Any]] = []
-    for step, each in zip(map(int, parts[::2]), parts[1::2], strict=False):
+    for step, each in zip(map(int, parts[::2]), parts[1::2], strict=True):
         while samples and samples[-1]["step"] >= step:
             samples.pop()
         samples.append({"step": step, "text": each.removesuffix("\n")[:MAX_SAMPLE_CHARACTERS]})
     return samples[-MAX_SAMPLES:]
-
-
-def peak_memory(times: Sequence[JsonRecord]) -> dict[str, float]:
-    """Return the largest memory that any process of the run recorded, in bytes, by place."""
-    peaks: dict[str, float] = {}
-    for record in times:
-        peak = record.get("peak_memory_bytes")
-        for place, value in peak.items() if isinstance(peak, dict) else ():
-            if isinstance(value, int | float):
-                peaks[str(place)] = max(peaks.get(str(place), 0), value)
-    return peaks
 
 
 def environment(config: Mapping[str, Any], events: Sequence[JsonRecord]) -> dict[str, Any]:
@@ -188,7 +249,7 @@ def environment(config: Mapping[str, Any], events: Sequence[JsonRecord]) -> dict
         if event["event"] in ("started", "resumed"):
             names = ("hardware", "mesh", "versions")
             parts |= {name: event[name] for name in names if name in event}
-    return dict(flatten(parts))
+    return _flatten(parts)
 
 
 def summarize(
@@ -199,7 +260,7 @@ def summarize(
     steps = [int(curve[-1][0]) for splits in curves.values() for curve in splits.values()]
     summary["steps"] = max([*steps, *(each["step"] for each in times[-1:])], default=0)
     for split, curve in curves.get("loss", {}).items():
-        finite = [value for _, value in curve if abs(value) < float("inf")]
+        finite = [value for _, value in curve if math.isfinite(value)]
         summary[f"{split} loss, last"] = curve[-1][1]
         if finite and split != "train":
             summary[f"{split} loss, best"] = min(finite)
@@ -217,30 +278,26 @@ def summarize(
     return summary
 
 
+def peak_memory(times: Sequence[JsonRecord]) -> dict[str, int]:
+    """Return the largest memory that any process of the run recorded, in bytes, by place."""
+    peaks: dict[str, int] = {}
+    for record in times:
+        for place, value in record.get("peak_memory_bytes", {}).items():
+            peaks[place] = max(peaks.get(place, 0), value)
+    return peaks
+
+
 def _plain_event(event: JsonRecord) -> dict[str, Any]:
     """Return an event with its details as one line of text."""
-    step = event.get("step")
     hidden = ("time", "event", "step", "hardware", "mesh", "versions")
     fields_shown = {name: value for name, value in event.items() if name not in hidden and value}
-    details = [f"{name.replace('_', ' ')} {_format(value)}" for name, value in fields_shown.items()]
+    details = [
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in fields_shown.items()
+    ]
     return {
-        "time": str(event.get("time", "")),
-        "event": str(event["event"]),
-        "step": step if is_step_number(step) else None,
+        "time": event["time"],
+        "event": event["event"],
+        "step": event.get("step"),
         "details": ", ".join(details)[:400],
     }
-
-
-def _format(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings that are not equal in all runs, with a value for each; None: absent."""
-    names = sorted({name for run in runs for name in run["settings"]})
-    rows = [(name, [run["settings"].get(name) for run in runs]) for name in names]
-    return [
-        {"name": name, "values": values}
-        for name, values in rows
-        if any(value != values[0] for value in values)
-    ]

@@ -6,10 +6,12 @@ import gzip
 import io
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+from train.data.text_files import Document
 
 Write = Callable[[list[Any]], bytes]
 
@@ -66,3 +68,8 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zstd": zstd,
 }
+
+
+def contents(documents: Iterable[Document]) -> list[tuple[str, str]]:
+    """Return the names and the texts of documents."""
+    return [(each.name, each.text) for each in documents]

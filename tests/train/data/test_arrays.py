@@ -6,13 +6,13 @@ import pytest
 
 from train.data.arrays import (
     ArrayCorpus,
+    ArrayDataConfig,
     ArrayEvaluationBatches,
     Arrays,
     ArrayTrainingBatches,
     prepare_arrays,
     take_rows,
 )
-from train.data.data_config import ArrayDataConfig
 from train.errors import UserError
 
 

@@ -10,9 +10,13 @@ import tokenizers
 from tokenizers import models
 
 from train.data.chat_template import ChatTemplate, encode_chat, end_tokens
-from train.data.conversations import pack, parse_conversation, prepare_conversations
+from train.data.conversations import (
+    ConversationDataConfig,
+    pack,
+    parse_conversation,
+    prepare_conversations,
+)
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ConversationDataConfig
 from train.data.preferences import parse_pair
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.errors import UserError
+from train.files import cache_folder, cache_key, get_or_create
 
 # Waits for a word from the test, then writes: a line in the log, and half of the folder before
 # the other half.
 WRITER = """
 import pathlib, sys
-from train.data.disk_cache import get_or_create
+from train.files import get_or_create
 
 folder, log, stop = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 

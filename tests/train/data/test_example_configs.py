@@ -2,17 +2,16 @@ from typing import Any
 
 import pytest
 
-from train.data.data_config import ArrayDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    ConversationDataConfig,
-    ExampleDataConfig,
-    FeatureDataConfig,
-    ListOpsDataConfig,
-    PreferenceDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.arrays import ArrayDataConfig
+from train.data.bitext import BitextDataConfig
+from train.data.conversations import ConversationDataConfig
+from train.data.data_config import TokenizerConfig
+from train.data.examples import ExampleDataConfig
+from train.data.features import FeatureDataConfig
+from train.data.listops import ListOpsDataConfig
+from train.data.preferences import PreferenceDataConfig
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UsageError
 
 

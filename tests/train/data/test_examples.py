@@ -8,10 +8,10 @@ import pytest
 
 from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ExampleDataConfig
 from train.data.examples import (
     BatchSlice,
     ExampleCorpus,
+    ExampleDataConfig,
     ExampleEvaluationBatches,
     ExampleSplits,
     ExampleTrainingBatches,

@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.example_configs import FeatureDataConfig
-from train.data.features import BUILT_IN, image_patches, read_features, signal_frames, to_features
+from train.data.features import (
+    BUILT_IN,
+    FeatureDataConfig,
+    image_patches,
+    read_features,
+    signal_frames,
+    to_features,
+)
 from train.errors import UserError
 
 RANDOM = np.random.default_rng(0)

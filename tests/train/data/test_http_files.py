@@ -9,12 +9,12 @@ import pytest
 
 from tests.train.data.http_server import Server
 from tests.train.data.http_server import server as server
-from train.data import http_files
+from train import files as http_files
 from train.data.files import find_files
-from train.data.http_files import HttpPath
 from train.data.rows import RecordPosition
 from train.data.text_files import DocumentReader, read_documents
 from train.errors import UserError
+from train.files import HttpPath
 
 CONTENT = random.Random(0).randbytes(3_000_000)
 

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from train.data import listops
-from train.data.example_configs import ListOpsDataConfig
-from train.data.listops import draw_expression, generate_examples, prepare_listops
+from train.data.listops import (
+    ListOpsDataConfig,
+    draw_expression,
+    generate_examples,
+    prepare_listops,
+)
 from train.errors import UserError
 
 PYTHON = {

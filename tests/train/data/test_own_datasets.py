@@ -9,12 +9,8 @@ import pytest
 
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
-from train.data.text_labels import prepare_classification
-from train.data.token_labels import prepare_token_labels
+from train.data.text_labels import ClassificationDataConfig, prepare_classification
+from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.errors import UserError
 
 BYTES = TokenizerConfig("byte")

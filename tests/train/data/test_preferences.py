@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import PreferenceDataConfig
-from train.data.preferences import prepare_preferences
+from train.data.preferences import PreferenceDataConfig, prepare_preferences
 from train.errors import UserError
 
 END = 256

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.bitext import prepare_bitext
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import TextCorpus, prepare_text
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    ListOpsDataConfig,
-    TokenLabelDataConfig,
-)
 from train.data.held_data import PythonData
+from train.data.listops import ListOpsDataConfig
 from train.data.python_data import check_same_data, hold_data
-from train.data.text_labels import prepare_classification
-from train.data.token_labels import prepare_token_labels
+from train.data.text_labels import ClassificationDataConfig, prepare_classification
+from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.errors import UserError
 
 BYTES = TokenizerConfig("byte")

@@ -132,8 +132,8 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
         (b"PK\x03\x04 some archive", "is not a complete protocol buffer"),
         (model_file(PIECES)[:-3], "is not a complete protocol buffer"),
         (model_file(PIECES)[:-5], "is not a complete protocol buffer"),  # within a piece
-        (field(1, 3), "is not a complete protocol buffer"),
-        (field(1, field(1, b"\xff")), "is not a complete protocol buffer"),
+        (field(1, 3), "has no vocabulary of distinct pieces"),
+        (field(1, field(1, b"\xff")), "has no vocabulary of distinct pieces"),
         (model_file([*PIECES, ("a", 0.0, 1)]), "has no vocabulary of distinct pieces"),
         (model_file(PIECES, field(3, 3)), "is a model of words; unigram and BPE"),
         (model_file(PIECES, field(24, 1)), "has treat_whitespace_as_suffix"),

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.data import rows
+from tests.train.data.formats import contents
+from train.data import rows, text_files
+from train.data.corpus import TextCorpus, prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.text_files import (
     Document,
@@ -19,7 +22,7 @@ from train.errors import UserError
 
 
 def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
-    return list(read_documents(find_files(str(path), "data.path"), text_field=field))
+    return contents(read_documents(find_files(str(path), "data.path"), text_field=field))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -63,7 +66,7 @@ def test_tables_beside_text(tmp_path: pathlib.Path) -> None:
         (tmp_path / name).write_text(content)
     notes = Notes()
     documents = DocumentReader(find_files(str(tmp_path), "data.path"), notes=notes).documents()
-    assert list(documents) == [
+    assert contents(documents) == [
         ("a.py", "print(1)"),
         ("b.json", '{\n "name": "b"\n}'),
         ("c.json", '{"name": "c"}'),
@@ -106,33 +109,11 @@ def test_error_names_the_damaged_file(
 def test_byte_limit_keeps_characters_whole() -> None:
     documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
     assert list(truncate_documents(documents, 0)) == documents
-    assert list(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
-    assert list(truncate_documents(documents, 4)) == [("a", "abc")]
-    assert list(truncate_documents(documents, 3)) == [("a", "abc")]
-    assert list(truncate_documents(documents, 7)) == documents[:2]
+    assert contents(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
+    assert contents(truncate_documents(documents, 4)) == [("a", "abc")]
+    assert contents(truncate_documents(documents, 3)) == [("a", "abc")]
+    assert contents(truncate_documents(documents, 7)) == contents(documents[:2])
     assert list(truncate_documents(documents, 100)) == documents
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_gzip_bomb_is_rejected(
-    tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "_MIN_LIMIT", 1000)
-    (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
-    with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
-        read(tmp_path)
-    # Without the size of the file, what has been read of it counts.
-    no_size = lambda self: (str(self.path), 0, 0)  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(TextFile, "fingerprint", no_size)
-        with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size"):
-            read(tmp_path)
-        random = np.random.default_rng(0).integers(97, 123, 5000).astype(np.uint8).tobytes()
-        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "' + random + b'"}'))
-        assert read(tmp_path)
-    words = "".join(f'{{"text": "line {n}"}}\n' for n in range(999))
-    (tmp_path / name).write_bytes(gzip.compress(words.encode()))
-    assert read(tmp_path)
 
 
 def written(folder: Path, content: bytes, name: str = "a.txt") -> TextFile:
@@ -200,3 +181,43 @@ def test_one_line_of_json_is_a_document_or_a_row(tmp_path: pathlib.Path, lines: 
     (tmp_path / "a.json").write_text(text)
     texts = [each for _, each in read(tmp_path / "a.json")]
     assert texts == (["a", long] if lines == 1 else [long, "b"])
+
+
+def test_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\N{ZERO WIDTH NO-BREAK SPACE}é日本\r\n🙂 two\nthree"
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-8-sig"))
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 3)
+    monkeypatch.setattr(text_files, "_PIECES_IN_MEMORY", 2)
+    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    assert len(list(document.pieces())) > 5
+    assert document.text == text
+    assert (document.num_characters, document.num_bytes) == (len(text), len(text.encode()))
+    assert document.part(2, 9).text == text[2:9]
+    assert document.first_bytes(8).text == text.encode()[:8].decode(errors="ignore")
+    (tmp_path / "a.txt").write_bytes(b"one\nt\xc3\xa9o\nth\xc3ree, and more text")
+    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    with pytest.raises(UserError, match=r"a\.txt:3: not UTF-8 at byte 11 of the file \(0xc3\)"):
+        list(document.pieces())
+
+
+@pytest.mark.parametrize("max_bytes", [0, 150_001])
+def test_tokens_do_not_depend_on_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    random = np.random.default_rng(0)
+    words = ["one", "deux", "três,", "日本。", "\n", "é", "x" * 9]
+    (tmp_path / "a.txt").write_text(" ".join(random.choice(words, size=40_000)))
+
+    def prepared(cache: str) -> TextCorpus:
+        settings = TokenizerConfig("bpe", vocab_size=280)
+        config = TextDataConfig(str(tmp_path / "a.txt"), tokenizer=settings, max_bytes=max_bytes)
+        return prepare_text(config, cache_dir=tmp_path / cache)
+
+    whole = prepared("whole")
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 7001)
+    monkeypatch.setattr(text_files, "_PIECES_IN_MEMORY", 1)
+    in_pieces = prepared("pieces")
+    assert in_pieces.digest == whole.digest
+    for name, stream in whole.streams.items():
+        np.testing.assert_array_equal(in_pieces.streams[name].tokens, stream.tokens)
+        assert len(stream.tokens) > 3000

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ClassificationDataConfig
 from train.data.examples import ExampleCorpus
-from train.data.text_labels import ClassificationSplit, encode_texts, prepare_classification
+from train.data.text_labels import (
+    ClassificationDataConfig,
+    ClassificationSplit,
+    encode_texts,
+    prepare_classification,
+)
 from train.errors import UserError
 
 TRAIN = "text\tid\tlabel\ngood good film\t1\tpos\nbad\t2\tneg\n\nso good\t3\tpos\n"

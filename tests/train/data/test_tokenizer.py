@@ -8,13 +8,11 @@ import pytest
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from train.data import tokenizer as tokenizer_module
 from train.data.data_config import TokenizerConfig, TokenizerKind
 from train.data.tokenizer import (
-    PATTERN_BOUNDARY,
-    WORD_BOUNDARY,
     StreamDecoder,
     Tokenizer,
-    chunk_boundary,
     split_into_chunks,
 )
 from train.data.tokenizer_training import train_tokenizer
@@ -175,10 +173,10 @@ SAMPLE = (
 
 
 def test_chunks_end_before_a_space() -> None:
-    chunks = list(split_into_chunks("one  two\nthree four", size=4))
+    chunks = list(split_into_chunks(["one  two", "\nthr", "", "ee four"], size=4))
     assert chunks == ["one  two", "\nthree", " four"]
-    assert list(split_into_chunks("", size=4)) == [""]
-    assert list(split_into_chunks("uncuttable", size=1)) == ["uncuttable"]
+    assert list(split_into_chunks([], size=4)) == [""]
+    assert list(split_into_chunks(["uncut", "table"], size=1)) == ["uncuttable"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -194,13 +192,24 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_tokens_of_chunks_equal_those_of_the_text(
     tokenizer: Tokenizer, text: str, size: int
 ) -> None:
-    chunks = split_into_chunks(text, size=size)
+    assert_chunks_have_the_tokens_of_the_text(tokenizer, text, size)
+
+
+def assert_chunks_have_the_tokens_of_the_text(tokenizer: Tokenizer, text: str, size: int) -> None:
+    """Compare chunks, the cuts of which are chosen by few characters around them."""
+    pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "_CONTEXT", 8)
+        chunks = list(
+            split_into_chunks(pieces, tokenizer_module._CANDIDATE, tokenizer._is_cut, size)
+        )
+    assert "".join(chunks) == text
     cut = [token for piece in chunks for token in tokenizer.encode(piece)]
     assert cut == list(tokenizer.encode(text))
 
 
 def test_chunks_are_used_where_safe(tokenizer: Tokenizer) -> None:
-    assert chunk_boundary(Backend.from_str(tokenizer.to_json())) is WORD_BOUNDARY
+    assert all(tokenizer._is_cut(f"a{end}", f"{start}b") for end in ("", ".") for start in " \n")
 
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -272,17 +281,12 @@ CHUNKED_SAMPLE = """日本、語。「あ！」
 def test_tokens_of_chunks_under_published_patterns(
     published: Tokenizer, text: str, size: int
 ) -> None:
-    boundary = published._chunk_boundary
-    assert boundary is PATTERN_BOUNDARY
-    chunks = split_into_chunks(text, boundary, size)
-    cut = [token for piece in chunks for token in published.encode(piece)]
-    assert cut == list(published.encode(text))
+    assert_chunks_have_the_tokens_of_the_text(published, text, size)
 
 
-def test_chinese_is_cut_at_its_punctuation() -> None:
-    text = "日本語。はい？\nＡ a\n"
-    chunks = list(split_into_chunks(text, PATTERN_BOUNDARY, 1))
-    assert chunks == ["日本語", "。はい", "？\nＡ", " a", "\n"]
+def test_chinese_is_cut_at_its_punctuation(published: Tokenizer) -> None:
+    cuts = ("日本語", "。はい"), ("。はい", "？\nＡ"), ("Ａ", " a")
+    assert all(published._is_cut(*each) for each in cuts)
 
 
 @pytest.mark.parametrize(
@@ -304,24 +308,32 @@ def test_chinese_is_cut_at_its_punctuation() -> None:
     ],
     ids=range(10),
 )
-def test_chunks_are_not_used_where_tokens_may_change(
-    splitter: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None
+@hypothesis.given(text=st.text(st.sampled_from("a_ \n1é"), max_size=60), size=st.integers(1, 9))
+def test_chunks_keep_tokens_whatever_splits_the_words(
+    splitter: pre_tokenizers.PreTokenizer | None,
+    normalizer: normalizers.Normalizer | None,
+    text: str,
+    size: int,
 ) -> None:
-    backend = Backend(models.BPE({"a": 0, " ": 1, "a ": 2}, [("a", " ")]))
+    names = ["a", " ", "_", "▁", "Ġ", "Ċ", "1", "é", "\n", "a ", "a▁", "a_", "aĠ", "<eos>"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    merges = [("a", each) for each in (" ", "▁", "_", "Ġ")]
+    backend = Backend(models.BPE(vocabulary, merges, unk_token="<eos>"))
     if splitter:
         backend.pre_tokenizer = splitter
     if normalizer:
         backend.normalizer = normalizer
-    assert chunk_boundary(backend) is None
+    assert_chunks_have_the_tokens_of_the_text(Tokenizer(backend), text, size)
 
 
 @pytest.mark.parametrize(
     ("content", "rstrip"), [("is it", False), ("<a>", True)], ids=["space inside", "space after"]
 )
 def test_chunks_do_not_cut_added_tokens(content: str, rstrip: bool) -> None:
-    backend = Backend(models.BPE({"a": 0}, []))
+    backend = Backend(models.BPE({"<eos>": 0}, [], unk_token="<eos>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.add_tokens(["  ", "<b>"])
-    assert chunk_boundary(backend) is WORD_BOUNDARY
-    backend.add_tokens([AddedToken(content, rstrip=rstrip)])
-    assert chunk_boundary(backend) is None
+    backend.add_tokens(["  ", "<b>", AddedToken(content, rstrip=rstrip)])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer._is_cut("it <b>", " so")
+    before, after = {"is it": ("is", " it"), "<a>": ("<a>", " b")}[content]
+    assert not tokenizer._is_cut(before, after)

@@ -10,20 +10,17 @@ from rich.console import Console
 
 from tests.train.estimate.tiny_models import (
     TINY,
-    WORKING_BYTES,
     describe_tiny,
 )
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
-from train.estimate.description import describe, describe_model
+from train.estimate.describe import describe
+from train.estimate.tables import format_bytes
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW
-from transformer import (
-    LanguageModel,
-    LearnedPositions,
-)
+from transformer import LearnedPositions
 
 
 def test_flops_are_shown_up_to_the_maximum_length() -> None:
@@ -48,14 +45,15 @@ def test_json_has_the_totals() -> None:
 
 def test_tables_fit_a_narrow_terminal() -> None:
     text = io.StringIO()
-    describe_tiny(TINY).print(Console(file=text, width=80))
+    described = describe_tiny(TINY)
+    described.print(Console(file=text, width=80))
     assert "…" not in text.getvalue()
     rows = [line.split() for line in text.getvalue().splitlines()]
-    working = f"{WORKING_BYTES / 1024:.3g}"
+    working = format_bytes(described.memory.working_set).split()
     assert ["total", "2,414"] in rows
     assert ["gradients", "(float32)", "9.62", "KiB"] in rows
-    assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", working, "KiB"] in [r[:7] for r in rows]
-    assert ["AdamW", "6+4+8=18", "6+4+8=18", "43.3", "KiB"] in [row[:5] for row in rows]
+    assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", *working] in [r[:7] for r in rows]
+    assert ["AdamW", "6+4+8=18", "4+4+8=16", "38.5", "KiB"] in [row[:5] for row in rows]
     assert "Decoding after 11 tokens\n" in re.sub(" +\n", "\n", text.getvalue())
     assert "--ask-compiler" in text.getvalue()
 
@@ -68,7 +66,7 @@ def experiment(**tokenizer: Any) -> Experiment:
 def test_byte_tokenizer_needs_no_text() -> None:
     described = describe(experiment(kind="byte"))
     assert described.config.vocab_size == 257  # the bytes, and what stands between documents
-    assert (described.batch_size, described.sequence_length) == (5, 11)
+    assert described.quantities.batch_shape == (5, 11)
     assert described.notes == ()
 
 
@@ -102,7 +100,5 @@ def test_memory_variants_of_lora_train_its_parameters_alone() -> None:
 
 def test_one_token() -> None:
     """The cache of one token is all of the cache."""
-    [first, *_] = describe_model(
-        LanguageModel(TINY), batch_size=5, sequence_length=1
-    ).decoding_costs
+    [first, *_] = describe_tiny(TINY, sequence_length=1).decoding_costs
     assert first.cache_bytes_per_token == first.cache_bytes == 3 * (5 + 11) * 4

@@ -4,31 +4,21 @@ import dataclasses
 
 import pytest
 
-from train.cli.config_verbs import ConfigArguments
-from train.cli.parsing import parse
-from train.config.experiment_files import find_experiment
-from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate
-from train.estimate.chips import CHIPS
-from train.estimate.expected_time import CPU_EFFICIENCY, FALLBACK_CHIPS, PUBLISHED, expect_step
-from train.estimate.quantities import Quantities
-from train.estimate.roofline import estimate_step_time
-from train.estimate.target import parse_target
+from bench.drills.plan import parse_case
+from train.estimate.chips import CHIPS, CPU_EFFICIENCY, FALLBACK_CHIPS, PUBLISHED
+from train.estimate.quantities import Candidate, Quantities
+from train.estimate.roofline import estimate_step_time, expect_step
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_table_has_the_roofline_of_each_published_run(name: str) -> None:
     run = PUBLISHED[name]
-    config, target, *settings = run.plan_arguments.split()
-    base = find_experiment(config)
-    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
-    experiment, _ = resolve_sizes(given.experiment)
-    quantities = Quantities.from_experiment(experiment, parse_target(target))
-    time = estimate_step_time(
-        quantities, Candidate.from_experiment(experiment, quantities.target.num_chips)
-    )
-    assert target.startswith(f"{name}:")
+    experiment, target = parse_case(run.plan_arguments)
+    quantities = Quantities(experiment, target.hardware)
+    candidate = Candidate.from_experiment(experiment, target.num_chips)
+    time = estimate_step_time(quantities, candidate, target)
+    assert target.chip == CHIPS[name]
     assert time.mfu == pytest.approx(run.mfu_bound, abs=5e-4)
     flops = quantities.token_flops
     assert flops.total(causal=False) / flops.total(causal=True) == pytest.approx(

@@ -8,10 +8,11 @@ import pytest
 
 from bench.drills.plan_time import LARGE, SMALL, settings_of
 from tests.train.support import tiny
-from train.estimate import local_measurements
+from train.estimate import target
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.estimate.chips import ATTAINABLE_FRACTION
-from train.estimate.local_measurements import measure_chip, random_batch
+from train.estimate.compile import random_batch
+from train.estimate.target import measure_chip
 
 
 def test_random_batch_has_valid_fields(tmp_path: Path) -> None:
@@ -39,8 +40,8 @@ def test_drill_cases_can_be_built(case: str) -> None:
 def test_measured_chip_has_the_fastest_of_five_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = itertools.cycle([3.0, 2.0, 5.0, 7.0, 4.0])
     readings = (reading for seconds in durations for reading in (0.0, seconds))
-    monkeypatch.setattr(local_measurements, "MATMUL_SIZE", 8)
-    monkeypatch.setattr(local_measurements, "COPY_BYTES", 64)
+    monkeypatch.setattr(target, "MATMUL_SIZE", 8)
+    monkeypatch.setattr(target, "COPY_BYTES", 64)
     chip = measure_chip(jax.devices()[0], 12345, lambda: next(readings))
     share = ATTAINABLE_FRACTION * jax.local_device_count()  # devices of a CPU share its cores
     for rate in (

@@ -11,11 +11,17 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.errors import UserError
 from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-from train.estimate.candidate import PlanOptions, mesh_sizes
-from train.estimate.chips import CHIPS
-from train.estimate.expected_time import PUBLISHED, chip_price
-from train.estimate.plan import Plan, make_plan, measure_if_local
-from train.estimate.plan_tables import format_duration, print_plan
+from train.estimate.chips import CHIPS, PUBLISHED
+from train.estimate.plan import (
+    Plan,
+    PlanOptions,
+    chip_price,
+    format_duration,
+    make_plan,
+    measure_if_local,
+    print_plan,
+)
+from train.estimate.quantities import mesh_sizes
 from train.estimate.search import RankedCandidate
 from train.estimate.target import Target, parse_target
 from train.experiment import Experiment
@@ -43,7 +49,7 @@ def best_plan(experiment: Experiment, here: Target) -> Plan:
 def test_step_is_compiled_for_all_devices(best_plan: Plan) -> None:
     compiled = best_plan.compiled_step
     assert compiled is not None
-    size = best_plan.best.footprint
+    size = best_plan.best.memory
     assert compiled.weights == size.weights
     assert compiled.optimizer == size.optimizer
     assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
@@ -138,7 +144,7 @@ def test_missing_compiler_fails_before_the_search(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     module = sys.modules[make_plan.__module__]  # the package has a function of that name
-    monkeypatch.setattr(module, "search_candidates", lambda quantities: pytest.fail("has searched"))
+    monkeypatch.setattr(module, "search_candidates", lambda *arguments: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
         make_plan(experiment, parse_target("v5e:2x2"), PlanOptions())
 

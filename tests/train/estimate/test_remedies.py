@@ -1,6 +1,7 @@
 """Precisions against numbers by hand, for the model and the chip of `test_roofline`."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,8 @@ from tests.train.estimate.test_roofline import (
 )
 from train.cli.config_verbs import ConfigArguments
 from train.cli.parsing import parse
-from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, CHIPS
-from train.estimate.quantities import Quantities
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.remedies import (
     PRECISION_SETTING,
     PrecisionOption,
@@ -29,27 +29,34 @@ from train.estimate.remedies import (
     changed_flags,
     cheapest_changes,
     describe_change,
+    generic_remedies,
     narrower_precisions,
     replace_precision,
 )
 from train.estimate.roofline import estimate_step_time
 from train.estimate.search import rank_candidate, search_candidates
 from train.estimate.target import Target
+from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from transformer import Precision
+from transformer import Precision, TransformerConfig
 
 SLOW = dataclasses.replace(CHIP, fp32_flops_per_second=CHIP.bf16_flops_per_second / 2)
 TARGET = Target("toy", SLOW, (2, 2, 2))
+LARGE = Experiment(
+    model=TransformerConfig(d_model=768, num_layers=12), batch_size=32, grad_accum_steps=4
+)
+
+COUNTED_DEVICES = 8
 
 
 @pytest.fixture(scope="module")
 def wide() -> Quantities:
-    return Quantities.from_experiment(replace_precision(EXPERIMENT, Precision()), TARGET)
+    return Quantities(replace_precision(EXPERIMENT, Precision()), TARGET.hardware)
 
 
 @pytest.fixture(scope="module")
 def narrow() -> Quantities:
-    return Quantities.from_experiment(EXPERIMENT, TARGET)
+    return Quantities(EXPERIMENT, TARGET.hardware)
 
 
 def test_peak_rates_by_dtype() -> None:
@@ -88,7 +95,7 @@ def test_float16_is_tried_only_if_faster() -> None:
 def test_float32_step(wide: Quantities, narrow: Quantities) -> None:
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
-    time = estimate_step_time(wide, candidate(fsdp=8))
+    time = estimate_step_time(wide, candidate(fsdp=8), TARGET)
     assert time.compute_seconds == pytest.approx(
         B * T / 8 * operations / (0.5e9 * ATTAINABLE_FRACTION)
     )
@@ -102,8 +109,8 @@ def test_float32_step(wide: Quantities, narrow: Quantities) -> None:
 
 
 def test_pure_bfloat16_step(narrow: Quantities) -> None:
-    pure = Quantities.from_experiment(
-        replace_precision(EXPERIMENT, Precision.parse("pure_bfloat16")), TARGET
+    pure = Quantities(
+        replace_precision(EXPERIMENT, Precision.parse("pure_bfloat16")), TARGET.hardware
     )
     own = narrow.state_bytes(MeshConfig(data=8))
     result = pure.state_bytes(MeshConfig(data=8))
@@ -115,15 +122,13 @@ def test_pure_bfloat16_step(narrow: Quantities) -> None:
 @pytest.mark.full
 def test_best_candidate_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
-    actual = list(
-        best_by_precision(half, TARGET, lambda quantities: search_candidates(quantities)[:1])
-    )
+    actual = list(best_by_precision(half, TARGET, search_candidates))
     assert [each.precision.name for each in actual] == ["bfloat16", "pure_bfloat16"]
-    assert actual[0].best == search_candidates(narrow)[0]
+    assert actual[0].best == search_candidates(narrow, TARGET)[0]
 
 
 def test_flags_reproduce_the_option(narrow: Quantities) -> None:
-    best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2))
+    best = rank_candidate(narrow, Candidate(MeshConfig(data=2, fsdp=4), "dots", 2), TARGET)
     for precision in narrower_precisions(Precision(), CHIP):
         way = PrecisionOption(precision, best)
         flags = way.flags().split()
@@ -135,7 +140,7 @@ def test_flags_reproduce_the_option(narrow: Quantities) -> None:
 def test_precision_counts_as_two_changes(wide: Quantities, narrow: Quantities) -> None:
 
     def way(quantities: Quantities, accumulate: int, mesh: MeshConfig) -> PrecisionOption:
-        one = rank_candidate(quantities, Candidate(mesh, "full", accumulate))
+        one = rank_candidate(quantities, Candidate(mesh, "full", accumulate), TARGET)
         return PrecisionOption(quantities.experiment.model.precision, one)
 
     data, fsdp = MeshConfig(data=8), MeshConfig(data=1, fsdp=8)
@@ -146,3 +151,27 @@ def test_precision_counts_as_two_changes(wide: Quantities, narrow: Quantities) -
     assert changed_flags(now, two) == f"--{PRECISION_SETTING} bfloat16"
     assert "lower precision" in describe_change(now, two)
     assert "lower precision" not in describe_change(now, one)
+
+
+def test_remedies_name_settings_and_values() -> None:
+    assert generic_remedies(LARGE) == [
+        "set mesh.fsdp to 8 (now 1)",
+        "raise grad_accum_steps (now 4) or lower batch_size (now 32)",
+        "set model.remat to full (now none)",
+        "lower data.sequence_length (now 256)",
+        "lower model.d_model (now 768) or model.num_layers (now 12)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"grad_accum_steps": 32}, "raise grad_accum_steps"),
+        ({"model": dataclasses.replace(LARGE.model, remat="full")}, "model.remat"),
+        ({"mesh": MeshConfig(fsdp=8)}, "mesh.fsdp"),
+    ],
+)
+def test_applied_settings_are_not_suggested(changes: dict[str, Any], remedy: str) -> None:
+    remedies = generic_remedies(dataclasses.replace(LARGE, **changes))
+    assert len(remedies) == 4
+    assert not any(remedy in each for each in remedies)

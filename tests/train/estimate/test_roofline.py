@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from train.data.data_config import TextDataConfig
-from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
-from train.estimate.footprint import estimate_footprint, footprint_terms
-from train.estimate.quantities import Quantities
+from train.estimate.memory import Terms, count_terms, estimate_memory
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.roofline import (
     GATHERS_PER_MICROBATCH,
     axis_ring,
-    bytes_sent,
     estimate_step_time,
+    link_traffic,
 )
 from train.estimate.target import Target
 from train.experiment import Experiment
@@ -62,6 +61,7 @@ EXPERIMENT = Experiment(
     data=TextDataConfig(sequence_length=T),
     batch_size=B,
 )
+TARGET = Target("toy", CHIP, (2, 4, 4))
 MATRICES = 4 * D * D + 2 * D * F
 NORMS = 2 * 2 * D
 LAYERS = L * (MATRICES + NORMS)
@@ -70,7 +70,7 @@ OTHERS = V * D + 2 * D
 
 @pytest.fixture(scope="module")
 def quantities() -> Quantities:
-    return Quantities.from_experiment(EXPERIMENT, Target("toy", CHIP, (2, 4, 4)))
+    return Quantities(EXPERIMENT, TARGET.hardware)
 
 
 def candidate(**sizes: Any) -> Candidate:
@@ -86,29 +86,31 @@ def test_quantities(quantities: Quantities) -> None:
     assert quantities.computes_all_scores
 
 
-def test_terms_of_a_footprint(quantities: Quantities) -> None:
+def test_terms_of_the_memory(quantities: Quantities) -> None:
     one = candidate(data=2, fsdp=2, tensor=2, context=2, accumulate=2)
     rows = 16 / (2 * 2 * 2 * 2)  # data, fsdp and microbatches; context
     full, none = quantities.residuals("full"), quantities.residuals("none")
-    assert footprint_terms(quantities, one) == {
-        "residuals_full": full.bytes_per_chip(rows, 2),
-        "gradients": 2 * quantities.state_bytes(one.mesh).gradients,
-        "layer_working_set": none.bytes_per_chip(rows, 2) / L,
-        "gathered_weights": (MATRICES + NORMS) * 2 / 2,
-        "logits": 4 * rows * T * V / 2,
-        "output_gradient": 4 * V * D / 2,
-    }
-    assert estimate_footprint(quantities, one).batch == 28 * B * T / 8
-    alone = footprint_terms(quantities, candidate(data=4))
-    assert alone["gradients"] == quantities.state_bytes(MeshConfig(data=4)).gradients
-    assert alone["output_gradient"] == 0  # nothing is gathered
+    terms = count_terms(quantities, one)
+    assert terms == Terms(
+        residuals=full.bytes_per_chip(rows, 2),
+        gradients=2 * quantities.state_bytes(one.mesh).gradients,
+        layer=none.bytes_per_chip(rows, 2) / L,
+        logits=4 * rows * T * V / 2,
+        output_gradient=4 * V * D / 2,
+    )
+    memory = estimate_memory(quantities, one)
+    assert memory.batch == 28 * B * T / 8
+    assert memory.temporaries == pytest.approx(sum(terms.estimated("tpu")), abs=3)
+    alone = count_terms(quantities, candidate(data=4))
+    assert alone.gradients == quantities.state_bytes(MeshConfig(data=4)).gradients
+    assert alone.output_gradient == 0  # nothing is gathered
 
 
 def test_offloaded_optimizer_state_visits_the_chip_by_layer(
     quantities: Quantities,
 ) -> None:
     near, far = (
-        estimate_footprint(quantities, candidate(optimizer_placement=where))
+        estimate_memory(quantities, candidate(optimizer_placement=where))
         for where in ("device", "host")
     )
     assert near.optimizer >= 2 * 4 * (LAYERS + OTHERS)
@@ -130,6 +132,10 @@ def test_full_remat_saves_layer_inputs(
     assert inputs <= full.replicated_per_row < 4 * inputs  # and what is stored once
     # At least the scores of every head.
     assert none.sharded_per_row > L * 4 * T * T * 2 > full.sharded_per_row
+
+
+def bytes_sent(quantities: Quantities, one: Candidate) -> dict[str, float]:
+    return {axis: sent.bytes for axis, sent in link_traffic(quantities, one).items()}
 
 
 def test_data_parallelism_all_reduces_gradients(quantities: Quantities) -> None:
@@ -162,7 +168,7 @@ def test_context_parallelism_passes_keys_and_values(quantities: Quantities) -> N
 
 
 def test_time_on_one_chip(quantities: Quantities) -> None:
-    time = estimate_step_time(quantities, candidate())
+    time = estimate_step_time(quantities, candidate(), TARGET)
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
     assert time.compute_seconds == pytest.approx(B * T * operations / (1e9 * ATTAINABLE_FRACTION))
@@ -180,27 +186,26 @@ def test_time_on_one_chip(quantities: Quantities) -> None:
 
 
 def test_cpu_overlaps_nothing(quantities: Quantities) -> None:
-    time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4))
+    time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4), TARGET)
     alone = dataclasses.replace(time, overlaps=False)
     assert alone.step_seconds == pytest.approx(time.sequential_seconds)
     assert alone.step_seconds > time.step_seconds
     processor = Target("toy", dataclasses.replace(CHIP, platform="cpu"), (32,))
-    own = dataclasses.replace(quantities, target=processor)
-    assert not estimate_step_time(own, candidate(fsdp=8, tensor=4)).overlaps
+    assert not estimate_step_time(quantities, candidate(fsdp=8, tensor=4), processor).overlaps
 
 
 @pytest.mark.full
 def test_muon_has_matmuls_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
-    slow = dataclasses.replace(CHIP, fp32_flops_per_second=1e8)
-    result = Quantities.from_experiment(muon, Target("toy", slow, (2, 4, 4)))
+    slow = Target("toy", dataclasses.replace(CHIP, fp32_flops_per_second=1e8), (2, 4, 4))
+    result = Quantities(muon, slow.hardware)
     # Five times X X' and B X, of 8 x 8 or 8 x 16, and A A, of 8 x 8.
     square, wide = 5 * (2 * 2 * D**3 + 2 * D**3), 5 * (2 * 2 * D * D * F + 2 * D**3)
     assert result.optimizer_flops == L * (4 * square + 2 * wide)
     assert quantities.optimizer_flops == 0
     own, other = (
-        estimate_step_time(quantities, candidate(fsdp=8)),
-        estimate_step_time(result, candidate(fsdp=8)),
+        estimate_step_time(quantities, candidate(fsdp=8), slow),
+        estimate_step_time(result, candidate(fsdp=8), slow),
     )
     assert other.compute_seconds - own.compute_seconds == pytest.approx(
         result.optimizer_flops / 8 / (1e8 * ATTAINABLE_FRACTION)
@@ -210,9 +215,8 @@ def test_muon_has_matmuls_of_its_own(quantities: Quantities) -> None:
 
 def test_offloaded_optimizer_state_is_not_overlapped(quantities: Quantities) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=1e6), (2, 4, 4))
-    own = dataclasses.replace(quantities, target=slow)
     near, far = (
-        estimate_step_time(own, candidate(fsdp=8, optimizer_placement=x))
+        estimate_step_time(quantities, candidate(fsdp=8, optimizer_placement=x), slow)
         for x in ("device", "host")
     )
     both_ways = (
@@ -230,12 +234,13 @@ def test_offloaded_optimizer_state_is_not_overlapped(quantities: Quantities) -> 
 @pytest.mark.parametrize("bandwidth", [1e3, 1e12])
 def test_offloaded_activations_are_overlapped(quantities: Quantities, bandwidth: float) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=bandwidth), (2, 4, 4))
-    own = dataclasses.replace(quantities, target=slow)
     dots, offload = (
-        estimate_step_time(own, Candidate(MeshConfig(data=8), remat, 2))
+        estimate_step_time(quantities, Candidate(MeshConfig(data=8), remat, 2), slow)
         for remat in ("dots", "offload")
     )
-    kept = {remat: own.residuals(remat).bytes_per_chip(B / 8, 1) for remat in ("dots", "full")}
+    kept = {
+        remat: quantities.residuals(remat).bytes_per_chip(B / 8, 1) for remat in ("dots", "full")
+    }
     both_ways = 2 * (kept["dots"] - kept["full"]) / (bandwidth * ATTAINABLE_FRACTION)
     assert offload.host_seconds == {"activations": pytest.approx(both_ways)}
     assert offload.step_seconds == max(dots.step_seconds, offload.host_seconds["activations"])
@@ -243,7 +248,7 @@ def test_offloaded_activations_are_overlapped(quantities: Quantities, bandwidth:
 
 
 def test_tensor_communication_is_not_overlapped(quantities: Quantities) -> None:
-    time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4))
+    time = estimate_step_time(quantities, candidate(fsdp=8, tensor=4), TARGET)
     busy = max(time.compute_seconds, time.memory_seconds, time.link_seconds["fsdp"])
     assert time.step_seconds == pytest.approx(busy + time.link_seconds["tensor"])
     assert time.overlapped_seconds <= time.step_seconds <= time.sequential_seconds

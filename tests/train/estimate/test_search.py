@@ -6,8 +6,7 @@ import pytest
 
 from tests.train.estimate.test_roofline import CHIP, EXPERIMENT
 from train.errors import UsageError
-from train.estimate.candidate import Candidate
-from train.estimate.quantities import Quantities
+from train.estimate.quantities import Candidate, Quantities
 from train.estimate.remedies import (
     PrecisionOption,
     changed_flags,
@@ -20,6 +19,7 @@ from train.estimate.search import (
     MIN_CONTEXT_PARALLEL_LENGTH,
     RankedCandidate,
     candidate_meshes,
+    own_candidate,
     rank_candidate,
     search_candidates,
     with_best_mesh,
@@ -35,12 +35,12 @@ def target(memory: int = 2**30, shape: tuple[int, ...] = (2, 2, 2)) -> Target:
 
 @pytest.fixture(scope="module")
 def quantities() -> Quantities:
-    return Quantities.from_experiment(EXPERIMENT, target())
+    return Quantities(EXPERIMENT, target().hardware)
 
 
 @pytest.fixture(scope="module")
 def every(quantities: Quantities) -> list[RankedCandidate]:
-    return search_candidates(quantities)
+    return search_candidates(quantities, target())
 
 
 def test_every_candidate_is_valid(every: list[RankedCandidate]) -> None:
@@ -69,24 +69,24 @@ def test_less_memory_changes_the_choice(
     quantities: Quantities, every: list[RankedCandidate]
 ) -> None:
     first = every[0]
-    little = int(first.footprint.total * 0.9)
-    other = search_candidates(dataclasses.replace(quantities, target=target(little)))[0]
+    little = int(first.memory.total * 0.9)
+    other = search_candidates(quantities, target(little))[0]
     assert other.fits
-    assert other.footprint.total <= little * (1 - MEMORY_MARGIN)
+    assert other.memory.total <= little * (1 - MEMORY_MARGIN)
     assert other.time.step_seconds >= first.time.step_seconds
 
 
 def test_smallest_is_first_if_nothing_fits(quantities: Quantities) -> None:
-    ranked = search_candidates(dataclasses.replace(quantities, target=target(1000)))
+    ranked = search_candidates(quantities, target(1000))
     assert not ranked[0].fits
-    sizes = [each.footprint.total for each in ranked]
+    sizes = [each.memory.total for each in ranked]
     assert sizes == sorted(sizes)
 
 
 def test_indivisible_model_is_an_error() -> None:
-    odd = dataclasses.replace(EXPERIMENT, batch_size=7)
+    odd, large = dataclasses.replace(EXPERIMENT, batch_size=7), target(shape=(4, 4, 4))
     with pytest.raises(UsageError, match="target toy: no mesh divides the model"):
-        search_candidates(Quantities.from_experiment(odd, target(shape=(4, 4, 4))))
+        search_candidates(Quantities(odd, large.hardware), large)
 
 
 def test_flags_reproduce_the_candidate() -> None:
@@ -103,10 +103,12 @@ def test_flags_reproduce_the_candidate() -> None:
 
 def test_own_remat_policy_is_tried_too(every: list[RankedCandidate]) -> None:
     own = dataclasses.replace(EXPERIMENT.model, remat="offload")
-    asked = Quantities.from_experiment(dataclasses.replace(EXPERIMENT, model=own), target())
+    asked = Quantities(dataclasses.replace(EXPERIMENT, model=own), target().hardware)
     tried = {each.candidate.remat for each in every}
     assert tried == {"none", "dots", "full"}
-    assert {each.candidate.remat for each in search_candidates(asked)} == tried | {"offload"}
+    assert {each.candidate.remat for each in search_candidates(asked, target())} == tried | {
+        "offload"
+    }
 
 
 def test_best_mesh_keeps_other_settings() -> None:
@@ -119,11 +121,10 @@ def test_best_mesh_keeps_other_settings() -> None:
 def test_remedies_fit(quantities: Quantities) -> None:
     full = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
     full = dataclasses.replace(full, model=dataclasses.replace(full.model, remat="none"))
-    full_quantities = Quantities.from_experiment(full, target())
-    now = rank_candidate(full_quantities, Candidate.from_experiment(full, 8))
-    small = target(int(now.footprint.total * 0.8))
+    [now] = own_candidate(Quantities(full, target().hardware), target())
+    small = target(int(now.memory.total * 0.8))
     remedies = plan_remedies(full, small)
-    assert remedies[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
+    assert remedies[0].startswith(f"largest are {largest_parts(now.memory)}; give --")
     assert 1 <= len(remedies) <= 3
     assert all("time by estimate" in each for each in remedies)
     assert plan_remedies(full, target()) == []
@@ -133,7 +134,8 @@ def test_remedies_with_fewest_changes_come_first(
     quantities: Quantities, every: list[RankedCandidate]
 ) -> None:
     own = EXPERIMENT.model.precision
-    now = PrecisionOption(own, rank_candidate(quantities, Candidate(MeshConfig(data=8), "none", 1)))
+    unsaved = Candidate(MeshConfig(data=8), "none", 1)
+    now = PrecisionOption(own, rank_candidate(quantities, unsaved, target()))
     best = cheapest_changes(now, [PrecisionOption(own, each) for each in every])
     counts = [changed_flags(now, each).count("--") for each in best]
     assert counts == sorted(counts)
@@ -144,11 +146,10 @@ def sizes(length: int = MIN_CONTEXT_PARALLEL_LENGTH, **changes: Any) -> tuple[se
     """Return the sizes of the axes `context` and `expert` that are searched for eight chips."""
     model: Any = dataclasses.replace(EXPERIMENT.model, **changes)
     quantities: Any = SimpleNamespace(
-        target=target(),
         sequence_length=length,
         experiment=dataclasses.replace(EXPERIMENT, model=model),
     )
-    meshes = list(candidate_meshes(quantities))
+    meshes = list(candidate_meshes(quantities, target()))
     assert len(set(meshes)) == len(meshes)
     products = {each.data * each.fsdp * each.tensor * each.context * each.expert for each in meshes}
     assert products == {8}

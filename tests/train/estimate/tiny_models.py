@@ -3,15 +3,17 @@
 import dataclasses
 from typing import Any
 
-from train.estimate.description import Description, describe_model
+from train.data.bitext import BitextDataConfig
+from train.data.data_config import TextDataConfig
+from train.estimate.describe import Description, describe
+from train.experiment import Experiment
+from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,
     EncoderConfig,
-    EncoderDecoder,
     FeedForwardConfig,
     Hardware,
-    LanguageModel,
     LearnedPositions,
     TransformerConfig,
 )
@@ -33,8 +35,6 @@ TINY = TransformerConfig(
 TOKENS = 5 * 11
 LAYER_ELEMENTS = TOKENS * (14 * 7 + 11 * 3)
 """B T (14 D + T N): the textbook's activations of one layer."""
-WORKING_BYTES = 12 * LAYER_ELEMENTS + 8 * TOKENS * 24
-"""Activations of three layers in float32, and the logits with their gradient."""
 
 # A decoder of 2 layers: D 4, N 2, K 1, H 3 (values 5) in both attentions, F 6, V 10 padded to 16
 # rows. An encoder of 3 layers with a source vocabulary of 9 tokens.
@@ -55,13 +55,16 @@ TRANSLATOR = TransformerConfig(
 def describe_tiny(
     config: TransformerConfig,
     hardware: Hardware | None = None,
-    **options: Any,
+    *,
+    sequence_length: int = 11,
+    **settings: Any,
 ) -> Description:
     """Describe a language model."""
-    model = LanguageModel(config, hardware or Hardware())
-    return describe_model(model, batch_size=5, sequence_length=11, **options)
+    data = TextDataConfig(sequence_length=sequence_length)
+    return describe(Experiment(model=config, data=data, batch_size=5, **settings), hardware)
 
 
 def describe_translator(config: TransformerConfig) -> Description:
     """Describe an encoder-decoder."""
-    return describe_model(EncoderDecoder(config), batch_size=5, sequence_length=11)
+    data = BitextDataConfig(max_length=11)
+    return describe(Experiment(model=config, task=Translation(), data=data, batch_size=5))

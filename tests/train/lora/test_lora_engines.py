@@ -21,7 +21,7 @@ from train.engines.jit_engine import JitEngine
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.parallel.mesh import MeshConfig
 from train.run_folder.base_weights import BASE_KEY, base_digest, check_base
 from train.run_folder.folder import RunFolder

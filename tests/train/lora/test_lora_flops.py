@@ -13,7 +13,7 @@ from tests.train.lora.test_lora_engines import make_experiment
 from tests.train.support import LENGTH
 from train.assembly import make_engine
 from train.engines.lora import LoRAConfig
-from train.estimate.description import describe
+from train.estimate.describe import describe
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from transformer import Hardware
@@ -68,7 +68,7 @@ def test_describe_and_plan_count_less_for_lora(tmp_path: Path) -> None:
     assert counts[0]["training"]["total"] == 3 * counts[0]["forward"]["total"]
     assert counts[1]["training"]["total"] < 0.8 * counts[0]["training"]["total"]
     target = parse_target("v5e:1x1")
-    planned = [Quantities.from_experiment(each, target).training_flops for each in (full, lora)]
+    planned = [Quantities(each, target.hardware).training_flops for each in (full, lora)]
     assert [each.total(causal=False) for each in planned] == [
         each["training"]["total"] for each in counts
     ]

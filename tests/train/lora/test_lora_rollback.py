@@ -19,7 +19,7 @@ from train.checkpoint.tree_paths import named_leaves
 from train.engines.lora import LoRAConfig
 from train.experiment import CheckpointConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 
 pytestmark = pytest.mark.full
 

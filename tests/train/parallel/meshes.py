@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from tests.train.support import random_rows, tiny
 from train.assembly import make_engine_on
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.engines.jit_engine import JitEngine
 from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment

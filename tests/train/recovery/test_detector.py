@@ -13,10 +13,10 @@ from train.recovery.detector import (
     MIN_LOG_STD,
     NO_LIMIT,
     AnomalyDetector,
+    RecoveryConfig,
     detect_anomaly,
     robust_std,
 )
-from train.recovery.recovery_config import RecoveryConfig
 
 CONFIG = RecoveryConfig()
 QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)

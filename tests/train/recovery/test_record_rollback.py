@@ -10,7 +10,7 @@ import pytest
 from tests.train.support import state_of, tiny
 from train.checkpoint.manager import CheckpointManager
 from train.experiment import CheckpointConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.rollback import Anomaly, Rollback, RollbackManager, RollbackRecord
 from train.run_folder.folder import RunFolder
 

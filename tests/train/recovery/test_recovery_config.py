@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from train.errors import UsageError
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 
 
 @pytest.mark.parametrize(

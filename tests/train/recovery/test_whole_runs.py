@@ -18,7 +18,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.recovery.recovery_config import RecoveryConfig
+from train.recovery.detector import RecoveryConfig
 from train.rollback import Rollback, RollbackManager, RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState

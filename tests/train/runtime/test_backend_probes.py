@@ -10,7 +10,7 @@ import pytest
 import train
 from tests.train.support import NO_DETECTOR, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
 from train.tasks.translation import Translation

@@ -9,25 +9,29 @@ from rich.console import Console
 from tests.train.telemetry.clock import Clock
 from train.runtime import stages
 from train.runtime.progress import ProgressBar
-from train.runtime.stages import Stage, show_stages, stage, track
+from train.runtime.stages import Display, format_clock, line_of, show_stages, stage, track
 
 
-def test_time_left_follows_from_the_amount_of_work_or_the_expected_seconds() -> None:
+def test_line_shows_the_work_done_and_the_time_left() -> None:
     clock = Clock()
-    counted = Stage("tokenizing train", total=200, clock=clock)
-    expected = Stage("compiling", expected_seconds=40, clock=clock)
-    assert counted.line() == "tokenizing train  0%  0:00:00 elapsed"
-    counted.advance(50)
-    clock.now += 30
-    assert counted.line() == "tokenizing train  25%  0:00:30 elapsed, 0:01:30 left"
-    assert counted.brief() == "tokenizing train 25%, 0:01:30 left"
-    assert expected.line() == "compiling  75%  0:00:30 elapsed, about 0:00:10 left"
-    counted.advance(500)  # an estimate that was too low
-    clock.now += 31
-    assert counted.line() == "tokenizing train  100%  0:01:01 elapsed, 0:00:00 left"
-    assert expected.line() == "compiling  100%  0:01:01 elapsed, about 0:00:00 left"
-    counted.rename("training the tokenizer")  # of unknown amount
-    assert counted.line() == "training the tokenizer  0:01:01 elapsed"
+    display = Display(Console(file=io.StringIO(), quiet=True), clock=clock)
+    with display.show("tokenizing train", total=200) as progress:
+        [task] = display.bars.tasks
+        assert line_of(task) == "tokenizing train  0%  0:00:00 elapsed, ? left"
+        progress.advance(10)
+        clock.now += 30
+        progress.advance(40)
+        assert line_of(task) == "tokenizing train  25%  0:00:30 elapsed, 0:01:53 left"
+        progress.rename("training the tokenizer")  # of unknown amount
+        [task] = display.bars.tasks
+        clock.now += 31
+        assert line_of(task) == "training the tokenizer  0:00:31 elapsed"
+        assert progress.elapsed == 61
+
+
+def test_format_of_durations() -> None:
+    durations = ["0:00:00", "0:01:00", "0:59:59", "25:01:01"]
+    assert [format_clock(s) for s in (0, 59.6, 3599, 90061)] == durations
 
 
 def test_without_a_display_no_output_and_no_thread(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,14 +49,14 @@ def wait_until_drawn(text: str, file: io.StringIO) -> None:
         if text in file.getvalue():
             return
         patience.wait(0.01)
-    pytest.fail(f"{text!r} is not in {file.getvalue()!r}")
+    pytest.fail(f"{text!r} is not in {file.getvalue()[:500]!r}")
 
 
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "FIRST_LINE_SECONDS", 0.02)
     monkeypatch.setattr(stages, "LINE_INTERVAL_SECONDS", 600.0)
-    monkeypatch.setattr(stages.TickingDisplay, "first_seconds", 0.01)
+    monkeypatch.setattr(stages, "BAR_DELAY_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -76,59 +80,47 @@ def test_log_file_gets_a_line_at_intervals_and_at_the_end(file: io.StringIO) -> 
     assert not {"\r", "\x1b"} & set(file.getvalue())
 
 
-def test_short_work_prints_no_line(file: io.StringIO) -> None:
-    with show_stages(console=Console(file=file)), stage("restoring checkpoint 5"):
-        pass
+def test_short_work_shows_nothing(file: io.StringIO, terminal: Console) -> None:
+    for console in (Console(file=file), terminal):
+        with show_stages(console=console), stage("restoring checkpoint 5"):
+            pass
     assert file.getvalue() == ""
 
 
 @pytest.mark.usefixtures("instant")
 def test_terminal_bar_is_erased_at_the_end(file: io.StringIO, terminal: Console) -> None:
     with show_stages(console=terminal):
-        with stage("compiling the training step"):
-            wait_until_drawn("compiling the training step", file)
+        with stage("compiling the training step", expected_seconds=65):
+            wait_until_drawn("took 0:01:05 before", file)
         with stage("evaluating", total=2) as progress:
             progress.advance()
             wait_until_drawn("50%", file)
-    assert "\x1b[2K" in file.getvalue()  # the line is erased
+    assert file.getvalue().endswith("\x1b[1A\x1b[2K")  # the line is erased
 
 
 @pytest.mark.usefixtures("instant")
-def test_innermost_stage_is_shown(file: io.StringIO) -> None:
+def test_innermost_stage_has_lines(file: io.StringIO) -> None:
     with show_stages(console=Console(file=file)), stage("outer work"), stage("inner work"):
         wait_until_drawn("inner work", file)
         assert "outer" not in file.getvalue()
 
 
 @pytest.mark.usefixtures("instant")
-def test_inner_stage_that_was_not_drawn_leaves_the_outer_bar(
-    file: io.StringIO, terminal: Console
-) -> None:
-    display = stages.ConsoleDisplay(terminal)
-    with stages.use_display(display), stage("outer work"):
-        wait_until_drawn("outer work", file)
-        bar = display._bar
-        display.end(Stage("inner work"))
-        assert display._bar is bar
-    assert display._bar is None
-
-
-@pytest.mark.usefixtures("instant")
-def test_evaluation_during_training_is_shown_in_the_bar(
+def test_evaluation_during_training_is_shown_below_the_bar(
     file: io.StringIO, terminal: Console
 ) -> None:
     with ProgressBar(10, description="tiny", console=terminal) as bar:
-        bar.update(5, loss=3.25, tokens_per_second=100)
+        bar.update(5, "5/10  loss 3.2500")
         with stage("evaluating", total=4) as progress:
             progress.advance()
-            wait_until_drawn("evaluating 25%", file)
+            wait_until_drawn("25%", file)
         file.seek(0)
         file.truncate()
         bar.update(6)
         wait_until_drawn("loss 3.2500", file)
         assert "evaluating" not in file.getvalue()
     with stage("evaluating"):  # the bar is not a display any more
-        pass
+        assert len(bar.bars.tasks) == 1
 
 
 @pytest.mark.usefixtures("instant")

@@ -118,10 +118,13 @@ def test_csv_columns_may_be_in_any_order_beside_others(tmp_path: Path) -> None:
         ("", "has no column parameters; its first line must name parameters, tokens, loss"),
         ("parameters,tokens\n1,2\n", "has no column loss"),
         ("parameters,tokens,loss\n1,2,3\n", "has 1 runs, and the law has 5 constants; give 5"),
-        ("parameters,tokens,loss\n1,2,3\n\n1,2\n", "line 4: loss '': is not a number"),
-        ("parameters,tokens,loss\n1,2,0\n", "line 2: loss 0: is not positive and finite"),
-        ("parameters,tokens,loss\n-1,2,3\n", "line 2: parameters -1: is not positive"),
-        ("parameters,tokens,loss\n1,2,nan\n", "line 2: loss nan: is not positive and finite"),
+        (
+            "parameters,tokens,loss\n1,2,3\n\n1,2\n",
+            "line 4: loss is missing: give a positive number",
+        ),
+        ("parameters,tokens,loss\n1,2,0\n", "line 2: loss 0: give a positive number"),
+        ("parameters,tokens,loss\n-1,2,3\n", "line 2: parameters -1: give a positive"),
+        ("parameters,tokens,loss\n1,2,nan\n", "line 2: loss nan: give a positive number"),
     ],
 )
 def test_damaged_csv_raises(tmp_path: Path, text: str, message: str) -> None:

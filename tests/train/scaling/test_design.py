@@ -21,7 +21,7 @@ from train.scaling.design import (
     with_model_and_tokens,
 )
 from train.scaling.laws import ParametricLaw
-from train.scaling.results import check_design, design_as_dicts, fit_results
+from train.scaling.scaling_report import check_design, design_as_dicts, fit_results
 from train.sweep.sweep_folder import RunResult
 
 QUICKSTART = find_experiment("quickstart")  # D 192, 4 layers, 6 heads of 32, 3 of keys; muon

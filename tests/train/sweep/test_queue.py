@@ -16,12 +16,19 @@ from rich.console import Console
 
 import train
 from tests.train.support import assert_close, command, lines_of, losses, tiny, write_config
+from tests.train.telemetry.clock import Clock
 from train.errors import UserError
 from train.experiment import CheckpointConfig
+from train.runtime.progress import ProgressBar
 from train.runtime.signals import PreemptedError
 from train.sweep.grid import SweepRun
-from train.sweep.queue import check_results, run_sweep, worker_environment
-from train.sweep.queue_progress import SweepProgress, last_metrics
+from train.sweep.queue import (
+    check_results,
+    last_metrics,
+    run_sweep,
+    update_bar,
+    worker_environment,
+)
 from train.sweep.sweep_folder import RunResult, SweepFolder
 
 Capture = pytest.CaptureFixture[str]
@@ -161,22 +168,16 @@ def test_folder_of_another_sweep_raises(tmp_path: Path) -> None:
     # Saved by a version without a setting: no difference.
     file = folder.path / "sweep.json"
     saved = json.loads(file.read_text())
-    del saved["base"]["ema.decay"]
+    del saved["runs"]["seed=0"]["ema.decay"]
     file.write_text(json.dumps(saved))
     folder.check_same_sweep(runs_of(tmp_path, 0, 1))
-    # A setting group that did not exist before.
-    kept = {name: x for name, x in saved["base"].items() if not name.startswith("optimizer.")}
-    saved["base"] = kept | {"optimizer": None}
-    file.write_text(json.dumps(saved))
-    with pytest.raises(UserError, match="optimizer is null there"):
-        folder.check_same_sweep(runs_of(tmp_path, 0, 1))
     folder.write_sweep(runs_of(tmp_path, 0, 1))
     with pytest.raises(UserError, match="run seed=1 belongs to that one"):
         folder.check_same_sweep(runs_of(tmp_path, 0))
 
 
 def test_runs_with_and_without_a_part_are_one_sweep(tmp_path: Path) -> None:
-    """The first run has no part where another has one: null in the base, fields in the other."""
+    """One has null where the other has fields."""
     without, with_part = runs_of(tmp_path, 0, 1)
     model = dataclasses.replace(without.experiment.model, final_norm=None)
     without = dataclasses.replace(
@@ -235,29 +236,34 @@ def test_workers_share_or_split_accelerators() -> None:
     assert worker_environment({"CUDA_VISIBLE_DEVICES": "5"}, 1, 2)["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-def test_time_left_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
-    folder, now = SweepFolder(str(tmp_path)), [0.0]
+def test_progress_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
+    folder, clock, output = SweepFolder(str(tmp_path)), Clock(), io.StringIO()
     runs = [
         dataclasses.replace(run, cost=cost)
         for run, cost in zip(runs_of(tmp_path, 0, 1, 2), (1.0, 1.0, 2.0), strict=True)
     ]
-    output = io.StringIO()
-    done = {"seed=0": RunResult("finished", "loss", True, {"loss": 2.0})}
+    results = {"seed=0": RunResult("finished", "loss", True, {"loss": 2.0})}
     console = Console(file=output, width=200)
-    with SweepProgress(runs, done, folder, console=console, clock=lambda: now[0]) as progress:
-        progress.start(runs[1])
-        run_path = folder.run_path("seed=1")
-        assert last_metrics(folder, "seed=1") == (0, None)
-        run_path.mkdir()
-        (run_path / "metrics.jsonl").write_text('{"step": 3, "split": "validation", "loss": 3.5}\n')
-        assert last_metrics(folder, "seed=1") == (0, None)
-        line = json.dumps({"step": 6, "split": "train", "loss": 2.5})
-        (run_path / "metrics.jsonl").write_text(f"{line}\n" + '{"step": 7, "spl')
-        now[0] = 10.0
-        progress.refresh()
-        # Half of a run of cost 1 in 10 s: 2.5 units are left.
-        assert progress._times_text() == "0:00:10 elapsed, 0:00:50 left"
-        assert progress._running_text() == "seed=1 6/12 loss 2.5000"
-        assert progress._counts_text() == "1 done, 1 running, 1 left"
-        progress.end(runs[1], RunResult("failed", error="it is hot"))
-    assert output.getvalue().startswith("[2/3] seed=1: failed: it is hot  (2 done (1 failed), ")
+    with ProgressBar(4, completed=1, description="sweep", console=console, clock=clock) as bar:
+        lines = folder.run_path("seed=1") / "metrics.jsonl"
+        lines.parent.mkdir()
+        update_bar(bar, runs, results, runs[1:2], folder)
+        for step, validation in ((3, True), (6, False), (9, False)):
+            record = {"step": step, "split": "validation" if validation else "train", "loss": 2.5}
+            with lines.open("a") as file:
+                file.write(f"{json.dumps(record)}\n")
+            clock.now += 30
+            update_bar(bar, runs, results, runs[1:2], folder)
+        with lines.open("a") as file:
+            file.write('{"step": 7, "spl')
+        assert last_metrics(folder, "seed=1") == (9, 2.5)
+        results |= dict.fromkeys(["seed=1", "seed=2"], RunResult("failed", error="it is hot"))
+        update_bar(bar, runs, results, [], folder)
+    assert output.getvalue().splitlines() == [
+        "sweep  1/3 done, seed=1 0/12  0:00:00 elapsed, ? left",
+        "sweep  1/3 done, seed=1 0/12  0:00:30 elapsed, ? left",
+        "sweep  1/3 done, seed=1 6/12 loss 2.5000  0:01:00 elapsed, ? left",
+        # A quarter of a run of cost 1 in 30 s: 2.25 units are left.
+        "sweep  1/3 done, seed=1 9/12 loss 2.5000  0:01:30 elapsed, 0:04:30 left",
+        "sweep  3/3 done (2 failed)  0:01:30 elapsed, 0:00:00 left",
+    ]

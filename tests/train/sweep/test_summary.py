@@ -43,7 +43,7 @@ def test_mean_and_spread_over_seeds_best_first() -> None:
     assert best.seconds == 4.5
     assert second.mean == 3.25
     assert math.isnan(failed.mean)
-    assert summary.num_failed == 2
+    assert summary.as_dict()["failed"] == 2
 
 
 def test_higher_may_be_better() -> None:
@@ -72,7 +72,7 @@ def test_settings_with_a_diverged_seed_come_after_the_others() -> None:
     results["1e-1,1"] = RunResult("failed", error="out of memory")
     summary = summarize(runs, results)
     assert [each.settings["rate"] for each in summary.settings] == ["1e-3", "1e-2", "1e-1"]
-    assert (summary.num_failed, summary.num_diverged) == (1, 2)
+    assert (summary.as_dict()["failed"], summary.as_dict()["diverged"]) == (1, 2)
     output = io.StringIO()
     print_summary(summary, "one diverged", Console(file=output, width=100))
     rows = [" ".join(line.split()) for line in output.getvalue().splitlines() if "1e-" in line]

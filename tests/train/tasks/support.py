@@ -8,12 +8,10 @@ from typing import Any
 import jax
 
 from tests.train.support import LENGTH, tiny, write_text
+from train.data.bitext import BitextDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import (
-    BitextDataConfig,
-    ClassificationDataConfig,
-    TokenLabelDataConfig,
-)
+from train.data.text_labels import ClassificationDataConfig
+from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import EvaluationConfig, Experiment
 from train.tasks.classification import Classification, Tagging
 from train.tasks.masked_language_modeling import MaskedLanguageModeling

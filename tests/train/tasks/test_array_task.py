@@ -11,7 +11,7 @@ from tests.train.support import NO_DETECTOR, assert_same_bits, losses
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_task, with_python_data
-from train.data.data_config import ArrayDataConfig
+from train.data.arrays import ArrayDataConfig
 from train.experiment import Experiment
 from train.tasks.array_task import ArrayTask
 from train.tasks.registry import TASKS, TaskEntry, register_task

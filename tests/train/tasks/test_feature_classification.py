@@ -14,7 +14,7 @@ from tests.train.support import NO_DETECTOR, assert_same_bits, command, resolved
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task, with_python_data
-from train.data.example_configs import FeatureDataConfig
+from train.data.features import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.runtime.local_hardware import local_hardware
 from train.tasks.feature_classification import FeatureClassification

@@ -16,8 +16,8 @@ from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task
+from train.data.conversations import ConversationDataConfig
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import ConversationDataConfig
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import CheckpointConfig, Experiment
 from train.tasks.instruction import InstructionTuning

@@ -16,14 +16,12 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task
 from train.data.data_config import TokenizerConfig
-from train.data.example_configs import PreferenceDataConfig
-from train.data.preferences import parse_pair
+from train.data.preferences import PreferenceDataConfig, parse_pair
 from train.dpo_reference import add_reference
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.quantities import Quantities
-from train.estimate.target import local_target
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.lora.merge_and_export import merge_run
@@ -324,12 +322,10 @@ def test_plan_counts_the_reference(folder: Path) -> None:
     for reference in ("base", "data"):
         task = PreferenceOptimization(BETA, reference=cast("Any", reference))
         experiment, _ = resolve_sizes(make_experiment(folder, task=task))
-        flops[reference] = Quantities.from_experiment(experiment, local_target())
+        flops[reference] = Quantities(experiment, Hardware())
     more = flops["base"].training_flops.total(causal=True)
     own = flops["data"].training_flops.total(causal=True)
-    states = flops["data"].state_shapes
-    reference_pass = count_token_flops(
-        states.model, flops["data"].sequence_length, states.predicted_fraction
-    )
+    data = flops["data"]
+    reference_pass = count_token_flops(data.model, data.sequence_length, data.predicted_fraction)
     assert more == own + reference_pass.total(causal=True)
-    assert reference_pass.total(causal=True) < flops["data"].token_flops.total(causal=True)
+    assert reference_pass.total(causal=True) < data.token_flops.total(causal=True)

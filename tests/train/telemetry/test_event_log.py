@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from tests.train.object_store import bucket as bucket
-from train.data.files import expand_path
 from train.errors import UserError
+from train.files import expand_path
 from train.telemetry import event_log
 from train.telemetry.event_log import EventLog
 

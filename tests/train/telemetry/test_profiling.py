@@ -38,10 +38,10 @@ def test_step_is_unwrapped_if_nothing_is_traced(tmp_path: Path) -> None:
         return state, batch
 
     folder, shown = RunFolder(tmp_path), list[str]()
-    with profile_steps(step, None, folder, 0, shown.append) as found:
+    with profile_steps(step, None, folder.profile, 0, shown.append) as found:
         assert found is step
     assert shown == []
-    with profile_steps(step, (2, 3), folder, 3, shown.append) as found:
+    with profile_steps(step, (2, 3), folder.profile, 3, shown.append) as found:
         assert found is step
     assert len(shown) == 1
     assert not (tmp_path / "profile").exists()
@@ -59,7 +59,9 @@ def test_trace_holds_the_asked_steps_also_if_training_stops_within(
     folder = RunFolder(tmp_path)
 
     def train() -> None:
-        with profile_steps(lambda *_: (0, 0), (2, 3), folder, start, lambda _: None) as step:
+        with profile_steps(
+            lambda *_: (0, 0), (2, 3), folder.profile, start, lambda _: None
+        ) as step:
             for _ in range(start, stop):
                 step(0, 0)
             raise KeyboardInterrupt

@@ -15,13 +15,15 @@ import train
 from tests.train.support import NO_DETECTOR, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
-from train.config.io import experiment_to_dict, flatten_experiment
+from train.config.io import flatten_experiment
 from train.errors import UsageError, UserError
-from train.experiment import Experiment, SampleConfig, TrackingConfig
+from train.experiment import Experiment, SampleConfig
 from train.run_folder.folder import RunFolder
 from train.runtime.signals import PreemptedError
 from train.telemetry import trackers
-from train.telemetry.trackers import Trackers
+from train.telemetry.goodput import ActivityTimer
+from train.telemetry.reporter import Reporter
+from train.telemetry.trackers import Trackers, TrackingConfig
 
 
 @pytest.fixture
@@ -65,10 +67,15 @@ def experiment_with(tmp_path: Path, *names: Any) -> Experiment:
     return tiny(tmp_path, tracking=TrackingConfig(names, project="study"))
 
 
+def start(folder: RunFolder, experiment: Experiment, warn: Callable[[str], None]) -> Trackers:
+    settings = flatten_experiment(experiment)
+    return Trackers(experiment.tracking, folder.path, experiment.name, settings, warn)
+
+
 def track(
     folder: RunFolder, experiment: Experiment, warn: Callable[[str], None], error: Any = None
 ) -> None:
-    result = Trackers(folder, experiment, warn)
+    result = start(folder, experiment, warn)
     result.log(1, "train", {"loss": 2.0, "grad_norm": float("nan")})
     result.log(2, "validation", {"loss": 1.5})
     result.log_sample(2, "a <text>")
@@ -80,10 +87,10 @@ def test_trackers_receive_config_metrics_samples_and_outcome(
 ) -> None:
     experiment = experiment_with(tmp_path, "wandb", "mlflow")
     track(folder, experiment, pytest.fail)
-    start, run = wandb.init.call_args.kwargs, wandb.init.return_value
-    assert json.loads(folder.trackers.read_text()) == {"wandb": start["id"], "mlflow": "run0"}
-    assert (start["project"], start["name"], start["resume"]) == ("study", "tiny", "allow")
-    assert start["config"] == experiment_to_dict(experiment)
+    init, run = wandb.init.call_args.kwargs, wandb.init.return_value
+    assert json.loads(folder.trackers.read_text()) == {"wandb": init["id"], "mlflow": "run0"}
+    assert (init["project"], init["name"], init["resume"]) == ("study", "tiny", "allow")
+    assert init["config"] == flatten_experiment(experiment)
     first, second, sample = logged(wandb)
     assert (first["step"], first["train/loss"]) == (1, 2.0)
     assert second == {"step": 2, "validation/loss": 1.5}
@@ -111,7 +118,7 @@ def test_resumed_run_continues_the_tracked_runs(
     # A setting that a resume may change: MLflow refuses a parameter with another value.
     track(folder, dataclasses.replace(experiment, steps=99), pytest.fail, ValueError("bug"))
     run = wandb.init.return_value
-    assert len({start.kwargs["id"] for start in wandb.init.call_args_list}) == 1
+    assert len({each.kwargs["id"] for each in wandb.init.call_args_list}) == 1
     assert [each.kwargs["exit_code"] for each in run.finish.call_args_list] == [1, 1]
     assert (run.mark_preempting.call_count, run.summary) == (1, {"outcome": "failed"})
     mlflow.create_run.assert_called_once()
@@ -148,10 +155,19 @@ def test_hanging_tracker_does_not_block_the_run(
 
 
 def test_only_the_main_process_has_trackers(tmp_path: Path, folder: RunFolder, wandb: Any) -> None:
-    experiment = experiment_with(tmp_path, "wandb")
-    result = Trackers(folder, experiment, pytest.fail, is_main_process=False)
-    result.log(1, "train", {"loss": 1.0})
-    result.close(None)
+    reporter = Reporter(
+        folder.path,
+        ActivityTimer(),
+        name="tiny",
+        steps=3,
+        initial_step=0,
+        tracking=TrackingConfig(("wandb",)),
+        settings={},
+        is_main_process=False,
+        quiet=True,
+    )
+    with reporter:
+        reporter.log_training(1, {"loss": 1.0})
     wandb.init.assert_not_called()
     assert not folder.trackers.exists()
 
@@ -161,7 +177,7 @@ def test_missing_package_raises_before_training(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UserError, match="mlflow: is not installed"):
-        Trackers(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
+        start(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
 
 
 def test_invalid_settings_raise() -> None:

@@ -20,7 +20,6 @@ from train.errors import UserError
 from train.visualization.attention_view import (
     AttentionView,
     _find_layer,
-    decode_weights,
     draw_head,
     encode_weights,
     shrink,
@@ -30,6 +29,11 @@ from train.visualization.attention_view import (
 from transformer.attention_maps import AttentionMap
 
 SOURCES = ["die", "katze", "<|endoftext|>"]
+
+
+def decode_weights(codes: np.ndarray) -> np.ndarray:
+    """Return the weights of codes, as the page computes them; 0 where hidden."""
+    return np.asarray(((np.maximum(codes, 1).astype(np.float64) - 1) / 254) ** 2)
 
 
 def softmax_map(
@@ -77,9 +81,10 @@ def test_thumbnails_keep_the_brightest_pair_of_each_cell() -> None:
 
 def test_heads_are_read_back_from_the_page() -> None:
     view = translation_view()
-    data = check_page(view.html())
+    page = view.html()
+    data = check_page(page)
     assert data["tokens"][:-1] == list(HOSTILE[:-1])  # the last is half a character
-    assert data["title"] == "Attention of <b>"
+    assert "<h1>Attention of &lt;b&gt;</h1>" in page
     assert [stage["name"] for stage in data["stages"]] == ["encoder", "decoder", "cross"]
     layer = data["stages"][1]["layers"][1]
     assert layer["shape"] == [3, len(HOSTILE), len(HOSTILE)]
@@ -158,7 +163,7 @@ def test_clicked_token_stays_selected_across_heads_and_stages(
     browser.click("#stages button:nth-child(2)")
     browser.wait_for("document.querySelectorAll('#keys .token').length > 3")
     browser.click("#queries .token:nth-child(2)")
-    browser.hover("#title")
+    browser.hover("h1")
     active = "document.querySelector('.token.active').dataset.index"
     browser.wait_for(f"{active} === '1'")  # the head may still be decompressed
     hidden = TOKENS.format("keys") + ".filter((each) => each.style.opacity === '0.4').length"

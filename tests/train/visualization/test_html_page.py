@@ -19,13 +19,13 @@ PACKAGE = Path(str(train.__file__)).parent
 
 def test_any_data_round_trip() -> None:
     data = {"texts": [*HOSTILE[:-1], "\u2028"], "numbers": [1.5, math.nan, math.inf], "none": None}
-    page = build_page("a & b", "<main></main>", data, ["page.js", "attention.js"])
+    page = build_page("page.html", data, ["page.js", "attention.js"], {"title": "a & b"})
     assert check_page(page) == data | {"numbers": [1.5, None, None]}
     assert "<title>a &amp; b</title>" in page
 
 
 def test_lone_surrogates_are_written(tmp_path: Path) -> None:
-    page = build_page("a", "", ["\ud800"], ["page.js", "report.js"])
+    page = build_page("page.html", ["\ud800"], ["page.js", "report.js"], {"title": "\ud800"})
     write_page(page, str(tmp_path / "page.html"))
     assert check_page((tmp_path / "page.html").read_text()) == ["\ud800"]
     with pytest.raises(UserError, match="No such file or directory"):
@@ -56,8 +56,7 @@ def test_wheel_includes_all_data_files() -> None:
 def test_notebook_frame_is_isolated(tmp_path: Path) -> None:
     executable = find_chromium()
     assert executable is not None
-    probe = '<main id="title"></main>'
-    page = build_page("inner", probe, {"title": HOSTILE[0]}, ["page.js"])
+    page = build_page("page.html", {"title": HOSTILE[0]}, ["page.js"], {"title": "inner"})
     # The frame's script can report only by a message: it has no other access.
     speaking = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", page).replace(
         "</body>", "<script>parent.postMessage([data.title, origin], '*')</script></body>"

@@ -367,8 +367,6 @@ function drawLegend() {
 }
 
 async function start() {
-  byId("title").textContent = data.title;
-  byId("subtitle").textContent = data.subtitle;
   byId("stages").append(...data.stages.map(({ title }, stage) => {
     const tab = make("button", { type: "button", role: "tab" }, title);
     tab.addEventListener("click", () => openStage(stage));

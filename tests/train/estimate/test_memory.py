@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.drills.plan import CASES, ratio
-from train.cli.config_verbs import ConfigArguments
-from train.cli.parsing import parse
-from train.config.experiment_files import find_experiment
-from train.estimate.batch_shapes import resolve_sizes
-from train.estimate.candidate import Candidate
-from train.estimate.footprint import footprint_terms
-from train.estimate.quantities import Quantities
-from train.estimate.target import parse_target
+from bench.drills.plan import CASES, case_terms, ratio
 
 COMPILED: list[dict[str, Any]] = json.loads(
-    Path(__file__).with_name("footprint_cases.json").read_text()
+    Path(__file__).with_name("memory_cases.json").read_text()
 )
 
 
@@ -41,11 +33,4 @@ def test_at_least_forty_cases_from_the_drill() -> None:
     ids=lambda each: each["case"].split()[1].replace(":", "-"),
 )
 def test_stored_terms_match_the_code(case: dict[str, Any]) -> None:
-    config, name, *settings = case["case"].split()
-    base = find_experiment(config)
-    given = parse(ConfigArguments, settings, verb="plan", experiment=base)
-    experiment, _ = resolve_sizes(given.experiment)
-    target = parse_target(name)
-    quantities = Quantities.from_experiment(experiment, target)
-    actual = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
-    assert actual == pytest.approx(case["terms"], rel=0.01)
+    assert case_terms(case["case"])._asdict() == pytest.approx(case["terms"], rel=0.01)

@@ -2,22 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from train.config.resolve import unavailable_backends
-from train.doctor.report import accelerator_warnings
+from train.engines.engine import Engine
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
+from train.runtime.accelerators import accelerator_warnings
 from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import installed_versions
 from train.telemetry.reporter import Reporter
-
-if TYPE_CHECKING:
-    from train.engines.engine import Engine
-    from train.warm_start import WarmStart, WarmStartReport
-    from transformer.hardware import Hardware
+from train.warm_start import WarmStart, WarmStartReport
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value of settings, by name."""
@@ -37,7 +34,7 @@ def print_finished(
 
 def log_start(
     reporter: Reporter,
-    engine: "Engine",
+    engine: Engine,
     experiment: Experiment,
     folder: RunFolder,
     step: int,
@@ -75,7 +72,14 @@ def log_start(
         changed={name: new for name, (_, new) in changed.items()},
         pinned={name: choice for name, (_, choice) in pinned.items()},
     )
-    _log_fallbacks(reporter, hardware)
+    for warning in accelerator_warnings(hardware.platform):
+        reporter.print_message(warning)
+    for kernel, reason in hardware.broken_kernels:
+        reporter.log_event("fell back", kernel=kernel, reason=reason)
+        reporter.print_message(
+            f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
+            "See python -m train doctor"
+        )
     for name, choice in unavailable_backends(auto_choices, experiment).items():
         reporter.log_event("fell back", setting=name, to=choice)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
@@ -91,30 +95,17 @@ def log_start(
         reporter.print_message(note)
 
 
-def _log_fallbacks(reporter: Reporter, hardware: "Hardware") -> None:
-    for warning in accelerator_warnings(hardware.platform):
-        reporter.print_message(warning)
-    for kernel, reason in hardware.broken_kernels:
-        reporter.log_event("fell back", kernel=kernel, reason=reason)
-        reporter.print_message(
-            f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
-            "See python -m train doctor"
-        )
-
-
-def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmStartReport") -> None:
+def log_warm_start(reporter: Reporter, warm_start: WarmStart, report: WarmStartReport) -> None:
     """Log which weights a new run took from its source."""
-    source, fields = warm_start.source, report.as_dict()
-    adapter = warm_start.adapter
     reporter.log_event(
         "warm start",
         source=warm_start.place,
         source_step=warm_start.step,
         only=warm_start.only,
-        adapter=adapter,
-        **fields,
+        adapter=warm_start.adapter,
+        **report.as_dict(),
     )
-    if adapter:
-        reporter.print_message(f"starts with the adapter of {adapter}")
-    for line in report.lines(source):
+    if warm_start.adapter:
+        reporter.print_message(f"starts with the adapter of {warm_start.adapter}")
+    for line in report.lines(warm_start.source):
         reporter.print_message(line)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from tests.train.support import LENGTH, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.support import tiny
 from train.assembly import make_engine
-from train.data.example_configs import BitextDataConfig
+from train.data.bitext import BitextDataConfig
 from train.errors import UsageError
 from train.estimate.compile import bytes_per_device
-from train.estimate.state_and_residuals import StateShapes, trace_residuals
+from train.estimate.quantities import StateShapes, trace_residuals
 from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
@@ -115,3 +115,10 @@ def test_residuals_of_a_row_do_not_depend_on_the_number_of_devices(
         for n in (1, 8)
     )
     assert one == eight
+
+
+def test_residuals_shrink_with_remat(tmp_path: Path) -> None:
+    none, full = (trace_residuals(sized(tiny(tmp_path)), HARDWARE, r) for r in ("none", "full"))
+    inputs = 2 * LENGTH * 16 * 4  # of two layers, D 16
+    assert inputs <= sum(full) < inputs + LENGTH * 16 * 4 * 8
+    assert sum(none) > 4 * sum(full)

@@ -1,1 +1,0 @@
-"""Checks of a machine's hardware, environment and package versions, for the `doctor` verb."""

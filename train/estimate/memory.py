@@ -1,0 +1,150 @@
+"""Memory of a training step without a compiler, for `plan`, `describe` and out-of-memory advice.
+
+State and batch are exact. What a step has besides is
+
+    residuals + gradients + 2/3 layer + a logits + b output gradient:
+
+the arrays saved for the backward pass, the gradients in float32 (twice while microbatches
+accumulate), the residuals of one layer while it is recomputed, the float32 logits of one chunk of
+the loss, and the float32 gradient of the output matrix, which chunks sum without shards of `fsdp`.
+The fraction of a layer, a and b are fitted to steps compiled for TPUs and GPUs
+(`bench/drills/plan.py`).
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from train.estimate.quantities import Candidate, Quantities
+from transformer.chunked_cross_entropy import choose_num_chunks
+from transformer.hardware import Platform
+from transformer.models.stack import RematPolicy
+
+
+class Coefficients(NamedTuple):
+    """Bytes that compilers reserve per byte of a term; residuals and gradients count once."""
+
+    layer: float
+    logits: float
+    output_gradient: float
+
+
+TPU_COEFFICIENTS = Coefficients(layer=2 / 3, logits=0.5, output_gradient=0.0)
+COEFFICIENTS: dict[Platform, Coefficients] = {
+    "cpu": TPU_COEFFICIENTS,
+    "tpu": TPU_COEFFICIENTS,
+    "gpu": Coefficients(layer=2 / 3, logits=0.9, output_gradient=2.0),
+}
+"""By platform. A CPU has those of TPUs; none is fitted to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one chip."""
+
+    weights: int
+    optimizer: int
+    """Optimizer state on the chip; 0 if it is placed in host memory."""
+    other_state: int
+    batch: int
+    gradients: int
+    residuals: int
+    """Arrays saved for the backward pass."""
+    working_set: int
+    """Working set of the layer or of the loss."""
+
+    @property
+    def arguments(self) -> int:
+        return self.weights + self.optimizer + self.other_state + self.batch
+
+    @property
+    def temporaries(self) -> int:
+        return self.gradients + self.residuals + self.working_set
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.temporaries
+
+
+BATCH_BYTES_PER_TOKEN = 7 * 4
+"""Bytes per token of a batch: tokens, segments, positions, targets, weights, source and its
+segments."""
+
+
+class Terms(NamedTuple):
+    """Bytes of the parts of a chip's temporaries, before coefficients."""
+
+    residuals: float
+    gradients: float
+    layer: float
+    """Residuals of one layer while it is recomputed; 0 without rematerialization."""
+    logits: float
+    output_gradient: float
+
+    def estimated(self, platform: Platform) -> "Terms":
+        """Return the bytes that the platform's compiler is estimated to reserve for each part."""
+        layer, logits, output_gradient = COEFFICIENTS[platform]
+        return self._replace(
+            layer=layer * self.layer,
+            logits=logits * self.logits,
+            output_gradient=output_gradient * self.output_gradient,
+        )
+
+
+def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
+    """Return the parts of a chip's temporaries.
+
+    Raises UsageError if the mesh does not divide the model.
+    """
+    mesh, model = candidate.mesh, quantities.experiment.model
+    microbatches = candidate.grad_accum_steps
+    rows = quantities.batch_size / (mesh.data * mesh.fsdp * mesh.expert * microbatches)
+    local_rows = rows / mesh.context  # in whole sequences of T tokens
+    # With `offload` the matmul outputs are in host memory: the chip keeps the inputs of layers.
+    remat: RematPolicy = "full" if candidate.remat == "offload" else candidate.remat
+    layer = 0.0
+    if remat != "none":
+        every_layer = quantities.residuals("none").bytes_per_chip(local_rows, mesh.tensor)
+        layer = every_layer / quantities.num_layers
+    targets = round(quantities.sequence_length * quantities.predicted_fraction)
+    vocabulary, chunks = model.padded_vocab_size, 1
+    if targets:
+        microbatch = quantities.batch_size // microbatches
+        chunks = choose_num_chunks(microbatch, targets, vocabulary, quantities.hardware)
+    return Terms(
+        residuals=quantities.residuals(remat).bytes_per_chip(local_rows, mesh.tensor),
+        gradients=quantities.state_bytes(mesh).gradients * (1 if microbatches == 1 else 2),
+        layer=layer,
+        logits=4 * local_rows * targets / chunks * vocabulary / mesh.tensor,
+        output_gradient=4.0 * vocabulary * model.d_model / mesh.tensor
+        if targets and mesh.fsdp > 1
+        else 0.0,
+    )
+
+
+def estimate_memory(quantities: Quantities, candidate: Candidate) -> Memory:
+    """Return the estimate for a candidate.
+
+    Raises UsageError if its mesh does not divide the model.
+    """
+    mesh, state = candidate.mesh, quantities.state_bytes(candidate.mesh)
+    parts = count_terms(quantities, candidate).estimated(quantities.hardware.platform)
+    working_set = parts.layer + parts.logits + parts.output_gradient
+    optimizer = state.optimizer
+    if mesh.optimizer_placement == "host":
+        # The optimizer's state visits the chip one layer at a time, double-buffered; parameters
+        # outside the layers (embedding, output) visit in one piece.
+        layers, others = quantities.layer_parameters, quantities.other_parameters
+        fraction = max(quantities.largest_layer_parameters, others) / (layers + others)
+        working_set = max(working_set, 2 * fraction * optimizer - parts.residuals)
+        optimizer = 0
+    parts_of_tokens = mesh.data * mesh.fsdp * mesh.expert * mesh.context
+    tokens = quantities.batch_size * quantities.sequence_length / parts_of_tokens
+    return Memory(
+        weights=state.weights,
+        optimizer=optimizer,
+        other_state=state.other,
+        batch=int(tokens * BATCH_BYTES_PER_TOKEN),
+        gradients=int(parts.gradients),
+        residuals=int(parts.residuals),
+        working_set=int(working_set),
+    )

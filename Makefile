@@ -3,7 +3,7 @@
 # make test-full   matrices of settings, whole runs
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
 # make test-colab  one case of each test of `make test`, and a notebook, with Colab's versions
-# make lint        ruff and mypy                           make format  lay the code out as ruff does
+# make lint        ruff, mypy, circles of imports          make format  lay the code out as ruff does
 # make docs        build the documentation site into build/site
 # make audit       known vulnerabilities of dependencies
 # make results     ten minutes of each study of docs/results; again until all are done
@@ -76,6 +76,7 @@ results: .venv
 lint: .venv
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m tests.import_circles
 	$(RUN) -m mypy
 
 format: .venv

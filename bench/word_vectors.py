@@ -29,8 +29,8 @@ from train.config.experiment_files import find_experiment
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
-from train.skip_gram import train_word_vectors
-from train.word_vectors import write_word_vectors
+from train.warm_start.skip_gram import train_word_vectors
+from train.warm_start.word_vectors import write_word_vectors
 from transformer import TransformerConfig
 from transformer.baselines.word_vectors import replace_embeddings
 

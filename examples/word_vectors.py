@@ -16,8 +16,8 @@ from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.text_splits import TextSplits
 from train.data.tokenizer_training import train_tokenizer
 from train.runtime.stages import show_stages
-from train.skip_gram import train_word_vectors
-from train.word_vectors import write_word_vectors
+from train.warm_start.skip_gram import train_word_vectors
+from train.warm_start.word_vectors import write_word_vectors
 
 
 def main(

@@ -1,10 +1,12 @@
-"""Imports run one way: configs -> train -> transformer."""
+"""Imports run one way: configs -> train -> transformer, and in no circle inside them."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.import_circles import find_circles
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,3 +40,15 @@ def test_packages_do_not_import_upper_layers(package: str) -> None:
         if name in FORBIDDEN[package]
     }
     assert actual <= ALLOWED
+
+
+def test_no_files_and_no_folders_import_each_other_in_a_circle(tmp_path: Path) -> None:
+    assert not find_circles()
+    for name, text in {
+        "train/a/one.py": "from train.b.two import x",
+        "train/b/two.py": "x = 1",
+        "train/b/three.py": "def f():\n    from train.a import one",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert find_circles(tmp_path) == ["train.a -> train.b -> train.a"]

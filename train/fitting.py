@@ -16,7 +16,7 @@ from train.assembly import with_python_data
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.errors import UserError
-from train.estimate.remedies import suggest_remedies
+from train.estimate.remedies import check_minimum_memory, suggest_remedies
 from train.experiment import Experiment
 from train.loop import TrainingLoop
 from train.run import Run
@@ -28,7 +28,7 @@ from train.runtime.oom import explain_oom
 from train.runtime.progress import ProgressBar
 from train.runtime.stages import show_stages
 from train.telemetry.goodput import ActivityTimer
-from train.warm_start import WarmStartSource
+from train.warm_start.sources import WarmStartSource
 
 
 def fit(
@@ -98,5 +98,6 @@ def fit(
     ):
         warm_start = WarmStartSource(params, os.fspath(init_from), init_only, init_adapter)
         setup = RunSetup(experiment, folder, hardware, warm_start, from_scratch=from_scratch)
+        check_minimum_memory(setup.engine, setup.experiment)
         run = TrainingLoop(setup, timer, lock, quiet).run()
     return dataclasses.replace(run, data=held)

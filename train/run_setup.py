@@ -17,11 +17,9 @@ from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
-from train.estimate.remedies import check_minimum_memory
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.lora.start import resolve_lora, start_from_base, unused_settings
 from train.parallel.context_parallel import check_batch_divides
 from train.resume import (
     RunIdentity,
@@ -42,7 +40,8 @@ from train.start_messages import log_start, log_warm_start
 from train.state import TrainState
 from train.tasks.task import Task
 from train.telemetry.reporter import Reporter
-from train.warm_start import (
+from train.warm_start.lora_start import resolve_lora, start_from_base, unused_settings
+from train.warm_start.sources import (
     PYTHON_SOURCE,
     WarmStartReport,
     WarmStartSource,
@@ -120,7 +119,6 @@ class RunSetup:
         self.auto_choices = resolve_auto(pinned, hardware, mesh.shape["context"])
         field, rows = self.experiment.row_multiple
         check_batch_divides(mesh, field, rows, self.experiment.grad_accum_steps)
-        check_minimum_memory(self.engine, self.experiment)
         self.evaluator = Evaluator(self.experiment, self.engine, self.corpus)
         self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
         record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)

@@ -14,7 +14,7 @@ from train.runtime.accelerators import accelerator_warnings
 from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import installed_versions
 from train.telemetry.reporter import Reporter
-from train.warm_start import WarmStart, WarmStartReport
+from train.warm_start.sources import WarmStart, WarmStartReport
 
 Changes = dict[str, tuple[Any, Any]]
 """Old and new value of settings, by name."""

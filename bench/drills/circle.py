@@ -27,8 +27,8 @@ import transformers
 from train.assembly import make_engine, make_task, training_options
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import EvaluationConfig
-from train.huggingface import import_model
-from train.huggingface_export import export_run
+from train.interop.huggingface import import_model
+from train.interop.huggingface_export import export_run
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.run import Run, load

@@ -64,7 +64,7 @@ WEIGHTS = {
     "train/step.py": 6.0,
     "train/resume.py": 6.0,
     "train/cli": 0.5,
-    "train/doctor.py": 0.25,
+    "train/cli/doctor.py": 0.25,
     "train/estimate": 0.5,
     "train/scaling": 0.5,
     "train/sweep": 0.5,

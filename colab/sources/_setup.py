@@ -75,6 +75,6 @@ if importlib.util.find_spec("train") is None:
 # The doctor lists hardware and package versions, and says how to fix what is wrong.
 
 # %% doctor
-from train.doctor import run_checks
+from train.cli.doctor import run_checks
 
 run_checks().print()

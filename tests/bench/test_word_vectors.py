@@ -7,8 +7,8 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from train.errors import UserError
-from train.skip_gram import train_word_vectors
-from train.word_vectors import read_word_vectors, write_word_vectors
+from train.warm_start.skip_gram import train_word_vectors
+from train.warm_start.word_vectors import read_word_vectors, write_word_vectors
 
 
 def test_words_in_the_same_contexts_get_similar_vectors() -> None:

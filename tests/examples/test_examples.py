@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import lines_of
-from train.word_vectors import read_word_vectors
+from train.warm_start.word_vectors import read_word_vectors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

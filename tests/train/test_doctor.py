@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from train import doctor
-from train.doctor import (
+from train.cli import doctor
+from train.cli.doctor import (
     Report,
     check_devices,
     check_disk,

@@ -18,8 +18,8 @@ from train.assembly import make_task
 from train.data.data_config import TokenizerConfig
 from train.data.text_labels import ClassificationDataConfig
 from train.errors import UserError
-from train.huggingface import import_model
-from train.huggingface_export import export_run
+from train.interop.huggingface import import_model
+from train.interop.huggingface_export import export_run
 from train.run import load, sample
 from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
@@ -107,7 +107,7 @@ def test_import_that_fails_late_leaves_no_folder(
     source = make_source(tmp_path / "source")
     (tmp_path / "empty").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("train.huggingface.write_run_files", fail)
+        patch.setattr("train.interop.huggingface.write_run_files", fail)
         for name in ("empty", "new"):
             with pytest.raises(UserError, match="no room"):
                 import_model(str(source), str(tmp_path / name))

@@ -37,7 +37,7 @@ from train.run_setup import RunSetup
 from train.runtime.local_hardware import local_hardware
 from train.state import EmaConfig
 from train.telemetry.event_log import EventLog
-from train.warm_start import (
+from train.warm_start.sources import (
     VOCABULARY_TABLES,
     WarmStart,
     WarmStartReport,

@@ -27,7 +27,7 @@ from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
-from train.word_vectors import copy_scaled, read_word_vectors, rows_of_words
+from train.warm_start.word_vectors import copy_scaled, read_word_vectors, rows_of_words
 
 
 def write_vectors(file: Path, words: list[str], width: int, scale: float = 5.0) -> np.ndarray:

@@ -27,7 +27,7 @@ from train.runtime.local_hardware import enable_compilation_cache, local_hardwar
 from train.runtime.startup import program_name
 from train.tasks.translation import Translation
 from train.telemetry.goodput import process_start_time
-from train.word_vectors import is_word_vector_file
+from train.warm_start.word_vectors import is_word_vector_file
 from transformer.precision import AUTO_POLICY
 
 Arguments = TypeVar("Arguments")

@@ -9,10 +9,10 @@ from typing import Annotated
 import tyro
 
 from train.cli.parsing import JsonArguments, Workdir, parse, print_json
-from train.dpo_reference import add_reference
-from train.huggingface import import_model
-from train.huggingface_export import Weights, export_run
-from train.lora.merge_and_export import merge_run
+from train.interop.dpo_reference import add_reference
+from train.interop.huggingface import import_model
+from train.interop.huggingface_export import Weights, export_run
+from train.interop.lora_export import merge_run
 from transformer.validation import Bounds, PositiveInt
 
 

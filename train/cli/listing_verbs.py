@@ -4,9 +4,9 @@ import dataclasses
 import json
 import textwrap
 
+from train.cli.doctor import run_checks
 from train.cli.main import VERBS
 from train.config.shipped import shipped_configs
-from train.doctor import run_checks
 from train.errors import UsageError
 from train.runtime.startup import SCRIPT, program_name
 

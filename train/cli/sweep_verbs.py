@@ -36,7 +36,7 @@ from train.sweep import queue
 from train.sweep.grid import NO_WARM_START, SweepRun, expand_grid, parse_grid
 from train.sweep.summary import plot_sweep, print_summary, summarize
 from train.sweep.sweep_folder import RunResult, SweepFolder
-from train.word_vectors import is_word_vector_file
+from train.warm_start.word_vectors import is_word_vector_file
 from transformer.validation import Bounds, NonNegativeFloat, PositiveInt
 
 

@@ -47,7 +47,7 @@ class SamplingConfig(Settings):
         if self.temperature == 0:
             return SamplingValues(None, None)
         # Clipped so that dividing by it gives finite numbers.
-        temperature = min(max(float(self.temperature), 1e-30), 1e30)
+        temperature = float(min(max(self.temperature, 1e-30), 1e30))
         return SamplingValues(temperature, float(self.top_p) if self.top_p < 1 else None)
 
     def static_top_k(self, vocab_size: int) -> int:

@@ -28,11 +28,11 @@ from train.checkpoint.tree_paths import named_leaves
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora import merge_and_export
-from train.lora.start import unused_settings
+from train.interop import lora_export
 from train.run import Run, load
 from train.run_folder.run_config import read_experiment
 from train.state import EmaConfig
+from train.warm_start.lora_start import unused_settings
 from transformer import Hardware
 
 MATRICES = ("mixer/query", "mixer/value", "feed_forward/up")
@@ -89,7 +89,7 @@ def test_only_targets_change_and_the_run_reloads(folder: Path, source: Run, run:
     before, after = named_leaves(source.params), named_leaves(loaded.params)
     changed = {name for name in before if np.any(np.asarray(before[name] != after[name]))}
     assert changed == {f"layers/place_0/{matrix}" for matrix in MATRICES}
-    assert_same_bits(merge_and_export.base_params(loaded), source.params)
+    assert_same_bits(lora_export.base_params(loaded), source.params)
     assert loaded.evaluate("validation") == run.final_metrics
 
 
@@ -199,7 +199,7 @@ def test_merged_run_has_the_settings_of_its_run(folder: Path, source: Run) -> No
     workdir, start = str(folder / "parts"), str(folder / "source")
     experiment = adapted(folder, steps=1, grad_accum_steps=2)
     train.fit(experiment, workdir, init_from=start, quiet=True)
-    merged = merge_and_export.merge_run(workdir, f"{workdir}_merged")
+    merged = lora_export.merge_run(workdir, f"{workdir}_merged")
     saved = read_experiment(merged.folder)
     assert (saved.grad_accum_steps, saved.lora) == (2, LoRAConfig())
 
@@ -213,13 +213,13 @@ def test_exported_adapter_is_of_the_checkpoints_that_the_run_is_evaluated_with(
         written.append(params)
         return SimpleNamespace(model_type="gpt2")
 
-    monkeypatch.setattr(merge_and_export, "write_adapter", write_adapter)
+    monkeypatch.setattr(lora_export, "write_adapter", write_adapter)
     averaged = shutil.copytree(folder / "lora", tmp_path / "averaged")
     config = averaged / "config.json"
     text = config.read_text()
     assert '"average_checkpoints": 1' in text
     config.write_text(text.replace('"average_checkpoints": 1', '"average_checkpoints": 2'))
-    merge_and_export.export_adapter(load(str(averaged)), tmp_path)
+    lora_export.export_adapter(load(str(averaged)), tmp_path)
     assert_same_bits(written[0], load(str(averaged), merged=False).params)
     last = load(str(averaged), step=run.step, merged=False).params
     leaves = zip(jax.tree.leaves(written[0]), jax.tree.leaves(last), strict=True)

@@ -17,14 +17,14 @@ from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine, make_task
 from train.data.data_config import TokenizerConfig
 from train.data.preferences import PreferenceDataConfig, parse_pair
-from train.dpo_reference import add_reference
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.quantities import Quantities
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
-from train.lora.merge_and_export import merge_run
+from train.interop.dpo_reference import add_reference
+from train.interop.lora_export import merge_run
 from train.tasks.language_modeling import LanguageModeling
 from train.tasks.preference import (
     PreferenceOptimization,
@@ -234,7 +234,7 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
     make_experiment(folder)
     params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
     monkeypatch.setattr(
-        "train.dpo_reference.load", lambda _: dataclasses.replace(source, params=params)
+        "train.interop.dpo_reference.load", lambda _: dataclasses.replace(source, params=params)
     )
     output = folder / "nan.jsonl"
     pairs = str(folder / "pairs.jsonl")

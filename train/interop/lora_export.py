@@ -17,7 +17,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import read_experiment, write_run_files
 from train.telemetry.event_log import EventLog
-from train.warm_start import copy_as, copy_pretrained_files
+from train.warm_start.sources import copy_as, copy_pretrained_files
 from transformer.interop.peft import write_adapter
 
 

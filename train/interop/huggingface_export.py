@@ -13,8 +13,8 @@ from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import TEMPLATE_FILE
 from train.errors import UserError, as_user_error
-from train.huggingface import KEPT_FILES, as_user_errors
-from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
+from train.interop.huggingface import KEPT_FILES, as_user_errors
+from train.interop.lora_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.runtime.stages import stage
 from transformer.interop.families import express

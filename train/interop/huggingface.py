@@ -1,7 +1,7 @@
 """Hugging Face models as runs: `import_model` makes a run folder.
 
 It adds to what `transformer.interop` reads what a run has beside its model: a tokenizer, labels,
-settings of its task and data, a checkpoint. `train.huggingface_export` has the other direction.
+settings of its task and data, a checkpoint. `huggingface_export` has the other direction.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.start import adapter_settings, read_run_adapter
 from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
@@ -38,6 +37,7 @@ from train.tasks.masked_language_modeling import MaskedLanguageModeling
 from train.tasks.task import TaskConfig
 from train.tasks.translation import Translation
 from train.telemetry.event_log import EventLog
+from train.warm_start.lora_start import adapter_settings, read_run_adapter
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.precision import Precision

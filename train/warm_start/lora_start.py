@@ -22,7 +22,7 @@ from train.experiment import Experiment
 from train.run_folder.base_weights import load_base, load_start, save_base
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.warm_start import (
+from train.warm_start.sources import (
     WarmStart,
     WarmStartReport,
     chosen_names,

@@ -26,7 +26,7 @@ from train.run_folder.folder import RunFolder
 from train.state import initial_keys
 from train.tasks.task import TaskConfig
 from train.telemetry.event_log import EventLog
-from train.word_vectors import (
+from train.warm_start.word_vectors import (
     check_width,
     copy_scaled,
     is_word_vector_file,

@@ -141,7 +141,7 @@ def fit(cases: list[dict[str, Any]]) -> None:
         peak = np.array([each["peak"] for each in own])[:, None]
         names = Coefficients._fields
         matrix = np.array([[each["terms"][name] for name in names] for each in own]) / peak
-        known = ("arguments", "residuals", "gradients")  # what counts once
+        known = ("arguments", "gradients")  # what counts once
         sizes = [each["terms"] | {"arguments": each["arguments"]} for each in own]
         targets = 1 - np.array([sum(each[name] for name in known) for each in sizes]) / peak[:, 0]
         coefficients = fitted(matrix, targets)

@@ -213,11 +213,11 @@ def test_folders_that_cannot_be_written(
     actual = fit(capsys, trained_run, tmp_path / "run", *cache)
     assert_refused(actual, 1, "the data cache ", "Not a directory; make room there, or set data.ca")
 
-    def refuse(path: Path, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    def refuse(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
 
-    # Simulated, since the superuser may write everywhere.
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    # Simulated, since the superuser may write everywhere. The lock is what a run writes first.
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     actual = fit(capsys, trained_run, tmp_path / "run")
     assert_refused(actual, 1, "run: cannot be written (Permission denied)", "permissions, or give")
 
@@ -285,6 +285,7 @@ def test_full_disk_at_a_log_line(capsys: Capture, trained_run: TrainedRun, tmp_p
     workdir = tmp_path / "run"
     workdir.mkdir()
     size = 2**22
+    (workdir / "owner.lock").touch()  # of a run
     (workdir / "logbook.jsonl").write_text("\n" * size)
     with no_file_beyond(size):
         actual = fit(capsys, trained_run, workdir)

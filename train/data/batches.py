@@ -26,7 +26,7 @@ def prefetch(
     ``contextlib.closing``) ends the thread.
 
     Args:
-      load: For example ``batches.__getitem__``, or that and the copy to the device.
+      load: For example ``batches.host_batch`` of one host, and the copy to the device.
       start: The first cursor.
       buffer_size: Number of items to load ahead.
     """
@@ -46,7 +46,7 @@ def prefetch(
 
 
 class TextTrainingBatches:
-    """Endless training batches of a token stream: ``batches[cursor]`` is the batch of that cursor.
+    """Endless training batches of a token stream, each a pure function of the seed and the cursor.
 
     Example e (row b of batch c is example c * batch_size + b) is a pure function of the seed and e.
     It does not depend on the batch size, on earlier reads, or on the number of hosts. An epoch cuts
@@ -103,11 +103,9 @@ class TextTrainingBatches:
         self._order = _shuffled(self.windows_per_epoch, seed)
         self._windows = Windows(stream, sequence_length, document_masking=document_masking)
 
-    def __getitem__(self, cursor: int) -> HostBatch:
-        return self.rows(cursor, 0, self.batch_size)
-
-    def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
-        """Return rows ``start`` to ``stop`` of ``self[cursor]``."""
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return one host's rows of a batch. ``num_hosts`` must divide the batch size."""
+        start, stop = host_rows(self.batch_size, host, num_hosts)
         first = cursor * self.batch_size
         return self.examples(np.arange(first + start, first + stop))
 
@@ -119,10 +117,6 @@ class TextTrainingBatches:
         batch = self._windows.cut(np.array([self._begin(int(example)) for example in examples]))
         batch["examples"] = example_ids(examples)
         return batch
-
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return one host's rows of ``self[cursor]``. ``num_hosts`` must divide the batch size."""
-        return self.rows(cursor, *host_rows(self.batch_size, host, num_hosts))
 
     def _begin(self, example: int) -> int:
         """Return the position in the stream of the first token of an example's window."""
@@ -213,19 +207,11 @@ class TextEvaluationBatches:
         return -(-len(self.window_indices) // self.batch_size)
 
     def __iter__(self) -> Iterator[HostBatch]:
-        return (self[cursor] for cursor in range(len(self)))
-
-    def __getitem__(self, cursor: int) -> HostBatch:
-        return self.rows(cursor, 0, self.batch_size)
+        return (self.host_batch(cursor, 0, 1) for cursor in range(len(self)))
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return one host's rows of ``self[cursor]``. ``num_hosts`` must divide the batch size."""
-        return self.rows(cursor, *host_rows(self.batch_size, host, num_hosts))
-
-    def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
-        """Return rows ``start`` to ``stop`` of ``self[cursor]``."""
-        if not 0 <= cursor < len(self):
-            raise IndexError(f"batch {cursor} of {len(self)}")
+        """Return one host's rows of a batch. ``num_hosts`` must divide the batch size."""
+        start, stop = host_rows(self.batch_size, host, num_hosts)
         window_length = self.windows.window_length
         first = cursor * self.batch_size
         examples = np.arange(first + start, first + stop)  # [B]

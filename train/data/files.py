@@ -288,7 +288,7 @@ def _missing(path: str, setting: str) -> UserError:
         problem = "holds no files"
     elif not expand_path(path).is_absolute():
         base = os.environ.get("TRANSFORMER_DATA")
-        other = f"in {base} ($TRANSFORMER_DATA)" if base else "in $TRANSFORMER_DATA, not set"
+        other = f"in {base} ($TRANSFORMER_DATA)" if base else "in $TRANSFORMER_DATA (not set)"
         problem = f"exists neither here nor {other}"
     return UserError(f"{setting} {path}: {problem}; give a file, a folder or a glob")
 

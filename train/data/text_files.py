@@ -29,6 +29,7 @@ from train.data.rows import (
 )
 from train.errors import UserError, as_user_error
 
+# Of a mebibyte each. A longer text is read again in each pass over it.
 _PIECES_IN_MEMORY = 8
 
 

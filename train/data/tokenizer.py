@@ -101,9 +101,6 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|
 _MASK_NAMES = ("[MASK]", "<mask>")
 
 
-_BATCH_CHARACTERS = 1 << 20
-
-
 class Tokenizer:
     """A tokenizer of the `tokenizers` library, with the tokens that language models need.
 

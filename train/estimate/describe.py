@@ -126,7 +126,7 @@ def training_memory(quantities: Quantities, states: StateShapes) -> TrainingMemo
         gradients=int(terms.gradients),
         optimizer=state.optimizer,
         activations=ActivationMemory(
-            bytes=int(terms.residuals + terms.layer),
+            bytes=int(terms.residuals + terms.layer + terms.gathered_layer),
             textbook_elements=textbook,
             textbook_bytes=itemsize * textbook,
             sixteen_bit_bytes=sixteen_bit,

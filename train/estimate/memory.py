@@ -2,13 +2,13 @@
 
 State and batch are exact. What a step has besides is
 
-    residuals + gradients + 2/3 layer + a logits + b output gradient:
+    r residuals + gradients + 2/3 layer + a logits + b gathered layer + c output gradient:
 
 the arrays saved for the backward pass, the gradients in float32 (twice while microbatches
 accumulate), the residuals of one layer while it is recomputed, the float32 logits of one chunk of
-the loss, and the float32 gradient of the output matrix, which chunks sum without shards of `fsdp`.
-The fraction of a layer, a and b are fitted to steps compiled for TPUs and GPUs
-(`bench/drills/plan.py`).
+the loss, the weights of a layer in the compute dtype, which `fsdp` gathers, and the float32
+gradient of the output matrix, which chunks sum without shards of `fsdp`. The fraction of a layer,
+r and a to c are fitted to steps compiled for TPUs and GPUs (`bench/drills/plan.py`).
 """
 
 import dataclasses
@@ -21,20 +21,22 @@ from transformer.models.stack import RematPolicy
 
 
 class Coefficients(NamedTuple):
-    """Bytes that compilers reserve per byte of a term; residuals and gradients count once."""
+    """Bytes that compilers reserve per byte of a term; gradients count once."""
 
+    residuals: float
     layer: float
     logits: float
+    gathered_layer: float
+    """On TPUs 2: the layer in use and the next one, whose weights arrive meanwhile."""
     output_gradient: float
 
 
-TPU_COEFFICIENTS = Coefficients(layer=2 / 3, logits=0.5, output_gradient=0.0)
 COEFFICIENTS: dict[Platform, Coefficients] = {
-    "cpu": TPU_COEFFICIENTS,
-    "tpu": TPU_COEFFICIENTS,
-    "gpu": Coefficients(layer=2 / 3, logits=0.9, output_gradient=2.0),
+    "cpu": Coefficients(1.0, layer=2 / 3, logits=0.5, gathered_layer=0.0, output_gradient=0.0),
+    "tpu": Coefficients(0.97, layer=2 / 3, logits=0.5, gathered_layer=2.0, output_gradient=0.0),
+    "gpu": Coefficients(1.0, layer=2 / 3, logits=0.9, gathered_layer=0.0, output_gradient=2.0),
 }
-"""By platform. A CPU has those of TPUs; none is fitted to it."""
+"""By platform. Those of a CPU are taken from TPUs; none is fitted to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +80,14 @@ class Terms(NamedTuple):
     layer: float
     """Residuals of one layer while it is recomputed; 0 without rematerialization."""
     logits: float
+    gathered_layer: float
+    """Weights of the largest layer in the compute dtype; `tensor` and `expert` shard them."""
     output_gradient: float
 
     def estimated(self, platform: Platform) -> "Terms":
         """Return the bytes that the platform's compiler is estimated to reserve for each part."""
-        layer, logits, output_gradient = COEFFICIENTS[platform]
-        return self._replace(
-            layer=layer * self.layer,
-            logits=logits * self.logits,
-            output_gradient=output_gradient * self.output_gradient,
-        )
+        coefficients = COEFFICIENTS[platform]._asdict()
+        return self._replace(**{name: c * getattr(self, name) for name, c in coefficients.items()})
 
 
 def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
@@ -115,6 +115,9 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
         gradients=quantities.state_bytes(mesh).gradients * (1 if microbatches == 1 else 2),
         layer=layer,
         logits=4 * local_rows * targets / chunks * vocabulary / mesh.tensor,
+        gathered_layer=quantities.largest_layer_parameters
+        * quantities.compute_itemsize
+        / (mesh.tensor * mesh.expert),
         output_gradient=4.0 * vocabulary * model.d_model / mesh.tensor
         if targets and mesh.fsdp > 1
         else 0.0,
@@ -128,7 +131,7 @@ def estimate_memory(quantities: Quantities, candidate: Candidate) -> Memory:
     """
     mesh, state = candidate.mesh, quantities.state_bytes(candidate.mesh)
     parts = count_terms(quantities, candidate).estimated(quantities.hardware.platform)
-    working_set = parts.layer + parts.logits + parts.output_gradient
+    working_set = parts.layer + parts.logits + parts.gathered_layer + parts.output_gradient
     optimizer = state.optimizer
     if mesh.optimizer_placement == "host":
         # The optimizer's state visits the chip one layer at a time, double-buffered; parameters

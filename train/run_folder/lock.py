@@ -5,20 +5,23 @@ however it ends. A network file system of several hosts has to support `flock`: 
 unless they are mounted with local locks. Its server may keep the lock of a host that died for a
 minute or two.
 
-An object store has no locks. The owner's record, `owner.json`, is renewed every few seconds there
-(`RemoteOwner`). Another process that finds one watches it for `TAKEOVER_SECONDS`, by its own clock,
-and takes the folder over if it has not changed. An owner that was suspended meanwhile reads the
-record before it saves, and stops. Not covered: a process that is suspended between that look and
-the end of its save, and the log lines of the steps until then.
+An object store has no locks, nor have some mounted file systems. There the owner's record,
+`owner.json`, is renewed every few seconds (`RemoteOwner`). Another process that finds one watches
+it for `TAKEOVER_SECONDS`, by its own clock, and takes the folder over if it has not changed. An
+owner that was suspended meanwhile reads the record before it saves, and stops. Not covered: a
+process that is suspended between that look and the end of its save, and the log lines of the steps
+until then.
 """
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import pathlib
 import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +64,8 @@ def lock_run_folder(
       print_message: Called with one line if another owner has to be waited for.
 
     Yields:
-      On process 0 the owner of a remote folder, who may be replaced; None in all other cases.
+      On process 0 the owner of a folder without locks, who may be replaced; None in all other
+      cases.
 
     Raises:
       UserError: Another process trains in this folder.
@@ -71,10 +75,20 @@ def lock_run_folder(
         barrier(name)  # nothing in the folder is read before process 0 owns it
         yield None
         return
-    is_local = isinstance(folder.path, pathlib.Path)
-    with _lock(folder, print_message) if is_local else RemoteOwner(folder, print_message) as owner:
+    locks = isinstance(folder.path, pathlib.Path) and _has_locks(folder.path)
+    with _lock(folder, print_message) if locks else RemoteOwner(folder, print_message) as owner:
         barrier(name)
         yield owner
+
+
+def _has_locks(folder: pathlib.Path) -> bool:
+    """Return False for a file system without locks, where filelock would leave its file forever."""
+    with explain_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -104,7 +118,7 @@ def _lock(folder: RunFolder, print_message: Callable[[str], None]) -> Iterator[N
 
 
 class RemoteOwner:
-    """Owner of a remote folder, by a record that it renews, as a context manager."""
+    """Owner of a folder without locks, by a record that it renews, as a context manager."""
 
     def __init__(
         self,

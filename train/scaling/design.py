@@ -15,6 +15,7 @@ N counts all parameters but the tables of tokens and positions and the output ma
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,8 @@ from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.moe import MoEConfig
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
+from transformer.models.language_model import LanguageModel
+from transformer.parameter_counts import count_parameters
 
 LearningRateRule = Literal["auto", "mup", "inverse_sqrt_width", "constant"]
 """Learning rate at width D, from lr0 at width D0.
@@ -139,32 +142,29 @@ def design_runs(
             f"scaling: learns from running text, and the task of {base.name} is "
             f"{type(base.task).__name__}; give a config of a language model"
         )
-    sized: list[SizedRun] = []
+    sized: dict[tuple[int, int, int], SizedRun] = {}
     for model in models:
         parameters = count_without_embeddings(model)
+        # The output matrix costs time too, though N does not count it.
+        rows = model.vocab_size or getattr(base.data.tokenizer, "vocab_size", 0)
         counts = {*tokens, *(c / FLOPS_PER_PARAMETER_AND_TOKEN / parameters for c in budgets)}
-        for count in sorted(counts):
-            for offset in range(seeds):
-                experiment = with_model_and_tokens(base, model, count, rules)
-                seed = base.seed + offset
-                experiment = dataclasses.replace(experiment, seed=seed)
-                if any(each.run.experiment == experiment for each in sized):
-                    continue  # the counts differ by less than a step
-                trained_tokens = experiment.steps * tokens_per_step(experiment)
-                settings = {"N": format_count(parameters), "D": format_count(trained_tokens)}
-                if any(
-                    each.run.settings == settings and each.run.experiment.seed == seed
-                    for each in sized
-                ):
-                    settings = {"N": str(parameters), "D": str(trained_tokens)}
-                name = ",".join(f"{key}={value}" for key, value in settings.items())
-                # The output matrix costs time too, though N does not count it.
-                rows = model.vocab_size or getattr(base.data.tokenizer, "vocab_size", 0)
-                cost = float((parameters + rows * model.d_model) * trained_tokens)
-                run = SweepRun(f"{name},seed={seed}", settings, experiment, cost)
-                sized.append(SizedRun(run, parameters, trained_tokens))
-    check_names([each.run for each in sized])
-    return sorted(sized, key=lambda each: (each.run.experiment.seed, each.flops))
+        for count, offset in itertools.product(sorted(counts), range(seeds)):
+            experiment = with_model_and_tokens(base, model, count, rules)
+            experiment = dataclasses.replace(experiment, seed=base.seed + offset)
+            trained_tokens = experiment.steps * tokens_per_step(experiment)
+            key = parameters, trained_tokens, experiment.seed
+            if key in sized:
+                continue  # the counts differ by less than a step
+            settings = {"N": format_count(parameters), "D": format_count(trained_tokens)}
+            others = [x.run.settings for x in sized.values() if x.run.experiment.seed == key[2]]
+            if settings in others:  # three digits do not tell them apart
+                settings = {"N": str(parameters), "D": str(trained_tokens)}
+            name = ",".join(f"{name}={value}" for name, value in settings.items())
+            cost = float((parameters + rows * model.d_model) * trained_tokens)
+            run = SweepRun(f"{name},seed={experiment.seed}", settings, experiment, cost)
+            sized[key] = SizedRun(run, parameters, trained_tokens)
+    check_names([each.run for each in sized.values()])
+    return sorted(sized.values(), key=lambda each: (each.run.experiment.seed, each.flops))
 
 
 # ---- Models ----
@@ -258,9 +258,6 @@ def _scale_feed_forward(config: FeedForwardConfig, old: int, new: int) -> FeedFo
 
 def count_without_embeddings(model: TransformerConfig) -> int:
     """Return N, exactly: from the shapes of the parameters."""
-    from transformer.models.language_model import LanguageModel
-    from transformer.parameter_counts import count_parameters
-
     # The vocabulary changes only what is not counted; it may not be known yet.
     sized = dataclasses.replace(model, vocab_size=model.vocab_size or 128)
     counts = count_parameters(LanguageModel(sized))

@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import platform
+import resource
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -151,10 +152,6 @@ def peak_memory_bytes() -> dict[str, int]:
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         peaks["device"] = int(statistics["peak_bytes_in_use"])
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return peaks
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return peaks | {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}

@@ -26,7 +26,9 @@ def test_uncreatable_folder_is_a_one_line_error(tmp_path: pathlib.Path) -> None:
 PROGRAM = """
 import os, resource, signal, sys
 import jax, jax.numpy as jnp
+from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.manifest import ManifestHandler
+from train.errors import UserError
 
 folder, mode = sys.argv[1:]
 state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}

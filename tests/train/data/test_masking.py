@@ -112,7 +112,9 @@ def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> N
     halves = [masked.host_batch(3, host, 2) for host in range(2)]
     for name, array in masked.host_batch(3, 0, 1).items():
         np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), array)
-    np.testing.assert_array_equal(masked.host_batch(3, 0, 1)["targets"], batches[3]["tokens"])
+    np.testing.assert_array_equal(
+        masked.host_batch(3, 0, 1)["targets"], batches.host_batch(3, 0, 1)["tokens"]
+    )
 
     held_out = make_text_evaluation_batches(
         stream, batch_size=4, sequence_length=13, document_masking=True

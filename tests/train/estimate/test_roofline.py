@@ -96,6 +96,7 @@ def test_terms_of_the_memory(quantities: Quantities) -> None:
         gradients=2 * quantities.state_bytes(one.mesh).gradients,
         layer=none.bytes_per_chip(rows, 2) / L,
         logits=4 * rows * T * V / 2,
+        gathered_layer=(MATRICES + NORMS) * 2 / 2,
         output_gradient=4 * V * D / 2,
     )
     memory = estimate_memory(quantities, one)

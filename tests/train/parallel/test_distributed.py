@@ -208,6 +208,18 @@ def test_lost_process_ends_the_other(lost: int, how: str) -> None:
 
 
 @pytest.mark.nightly
+def test_notice_to_one_process_stops_both_between_saves(hosts: Hosts, tmp_path: Path) -> None:
+    """Orbax's manager asks JAX for preemptions too, and would count its questions with ours."""
+    hosts.start(2, "--checkpoint.every", "2", "--steps", "100000")
+    wait_until(lambda: len(finished_steps(tmp_path / "run" / "checkpoints")) >= 2)
+    hosts.running[1].send_signal(signal.SIGTERM)
+    assert [status for status, _ in hosts.ends()] == [75] * 2
+    events = lines_of(tmp_path / "run" / "logbook.jsonl")
+    assert events[-1]["event"] == "preempted"
+    assert max(finished_steps(tmp_path / "run" / "checkpoints")) == events[-1]["step"]
+
+
+@pytest.mark.nightly
 def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> None:
     """With a schedule that does not depend on the number of steps."""
     every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")

@@ -1,5 +1,6 @@
 """One owner per folder: refusals, waiting, takeover, and owners that notice their replacement."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -90,6 +91,20 @@ def test_lock_of_another_host_is_waited_for(
             pass
     assert time.monotonic() - began >= 0.2
     assert len(said) == 1
+
+
+def test_file_system_without_locks_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+    with lock_run_folder(RunFolder.create(tmp_path), pytest.fail) as owner:
+        assert owner is not None
+        owner.verify_ownership()
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- Remote folders ----

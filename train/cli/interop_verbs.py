@@ -8,12 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.parsing import (
-    JsonArguments,
-    Workdir,
-    parse,
-    print_json,
-)
+from train.cli.parsing import JsonArguments, Workdir, parse, print_json
 from train.interop.dpo_reference import add_reference
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import Weights, export_run

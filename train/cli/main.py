@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from train.config.shipped import did_you_mean
@@ -146,44 +146,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
     try:
-        with flush_on_exit():
-            if arguments == ["--version"]:
-                print(version())
-                sys.exit(0)
-            if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
-                arguments = [*arguments[1:2], "--help"]
-            if not arguments or arguments[0] in HELP_FLAGS:
-                print(usage())
-                sys.exit(0 if arguments else 2)
-            sys.exit(dispatch(arguments[0], arguments[1:]))
+        status = run(arguments)
+        sys.stdout.flush()  # a failed write is reported like other errors
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (shown with its traceback)
         known = isinstance(error, (UserError, KeyboardInterrupt, OSError)) or is_mixer_error(error)
         if debug or not known:
             traceback.print_exc()
         exit_process(print_error(error) if known and not debug else 1)
+    sys.exit(status)
+
+
+def run(arguments: list[str]) -> int | str | None:
+    """Run what the arguments say and return the exit status."""
+    if arguments == ["--version"]:
+        print(version())
+        return 0
+    if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
+        arguments = [*arguments[1:2], "--help"]
+    if not arguments or arguments[0] in HELP_FLAGS:
+        print(usage())
+        return 0 if arguments else 2
+    try:
+        return dispatch(arguments[0], arguments[1:])
+    except SystemExit as stop:  # of tyro, which has shown help or refused an argument
+        if isinstance(stop.__context__, BrokenPipeError):  # rich makes it an exit with status 1
+            raise stop.__context__ from None
+        return stop.code
 
 
 def is_mixer_error(error: BaseException) -> bool:
     """Return True for an error of a mixer's own code, without loading JAX to know its class."""
     mixer = sys.modules.get("transformer.attention.mixer")
     return mixer is not None and isinstance(error, mixer.MixerError)
-
-
-@contextlib.contextmanager
-def flush_on_exit() -> Iterator[None]:
-    """Flush standard output before exit, so that a failed write is reported like other errors."""
-    try:
-        yield
-    except SystemExit as stop:
-        if isinstance(
-            stop.__context__, BrokenPipeError
-        ):  # rich turns it into an exit with status 1
-            raise stop.__context__ from None
-        try:
-            sys.stdout.flush()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, "standard output") from error
-        raise
 
 
 def dispatch(verb: str, arguments: list[str]) -> int:

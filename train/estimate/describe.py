@@ -550,9 +550,9 @@ def _memory_tables(description: Description) -> Iterable[RenderableType]:
             "as the compilation before training.[/dim]"
         )
         return
-    candidate = Candidate.from_experiment(description.experiment, jax.device_count())
+    devices = description.quantities.hardware.count
+    candidate = Candidate.from_experiment(description.experiment, devices)
     estimate = estimate_memory(description.quantities, candidate)
-    devices = jax.device_count()
     where = "the device" if devices == 1 else f"one device of {devices}"
     yield memory_table(f"Memory of {where}", estimate, description.compiled)
 

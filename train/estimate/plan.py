@@ -26,6 +26,7 @@ from train.experiment import Experiment
 from train.files import expand_path
 from train.runtime.stages import stage
 from train.runtime.startup import program_name
+from transformer.validation import NonNegativeFloat, NonNegativeInt
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
@@ -42,18 +43,18 @@ class PlanOptions:
     search: bool = True
     """Search over meshes, rematerialization and microbatches; False: keep the experiment's
     settings."""
-    compile_best: int = 3
+    compile_best: NonNegativeInt = 3
     """Compile up to this many of the best candidates, until one fits; 0: estimates only."""
     precisions: bool = True
     """Estimate the best candidate in each narrower precision too; precision changes training
     results."""
     measure: bool = True
     """With --target here, execute a few steps if they fit and are short."""
-    tokens: float = 0.0
+    tokens: NonNegativeFloat = 0.0
     """Training tokens for total time and price; 0: those of the experiment's steps."""
     prices: str = ""
     """TOML file with prices per chip hour; empty: the shipped list prices."""
-    show: int = 8
+    show: NonNegativeInt = 8
     """Rows of the ranking to show."""
 
 

@@ -1,4 +1,4 @@
-"""The messages of all errors, read from the source: each `raise` of an exception with a text."""
+"""The messages of all errors, read from the source: each exception that is made with a text."""
 
 import ast
 from collections.abc import Iterator
@@ -35,20 +35,18 @@ def messages() -> list[Message]:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Raise):
-                    error = _class_name(node)
+                if isinstance(node, ast.Call) and (error := _class_name(node)).endswith("Error"):
                     found += [Message(name, node.lineno, text, error) for text in _texts(node)]
     return found
 
 
-def _class_name(node: ast.Raise) -> str:
-    called = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    return called.id if isinstance(called, ast.Name) else ""
+def _class_name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
-def _texts(node: ast.Raise) -> Iterator[str]:
-    if isinstance(node.exc, ast.Call) and node.exc.args:
-        text = template(node.exc.args[0])
+def _texts(call: ast.Call) -> Iterator[str]:
+    if call.args:
+        text = template(call.args[0])
         if text is not None and text.strip(f"{VARIABLE} :"):
             yield text
 

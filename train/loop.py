@@ -198,7 +198,7 @@ class TrainingLoop:
                     shares = source_shares(self.setup.batches, cursor + 1)
                     reporter.log_training(step, {**fetch_metrics(metrics), **shares})
 
-                # The monitor reads metrics some steps late, so that the host does not wait for the
+                # The monitor reads metrics a step late, so that the host does not wait for the
                 # devices. Before a state is evaluated or saved it must wait: no checkpoint may hold
                 # an anomaly that is not known yet.
                 stop_signal = stop_request.requested_by()
@@ -221,8 +221,8 @@ class TrainingLoop:
 
     def log_first_save(self, session: _Session) -> None:
         """Log once that a checkpoint is complete: without one, the run would begin anew."""
-        saved = session.checkpoints.saved_step
-        if saved is not None and not self.has_logged_save:
+        # Looked up until then alone: the step is read from the disk.
+        if not self.has_logged_save and (saved := session.checkpoints.saved_step) is not None:
             session.reporter.log_event("saved", step=saved)
             self.has_logged_save = True
 

@@ -160,7 +160,7 @@ class StartPoint(NamedTuple):
     """Position in streamed data (`train.data.source_mixing.data_position`)."""
 
 
-def restore_or_init(
+def restore_newest(
     run: RunIdentity,
     checkpoints: CheckpointManager,
     rollbacks: RollbackHistory,

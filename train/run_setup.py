@@ -27,7 +27,7 @@ from train.resume import (
     check_resumable,
     pin_previous_choices,
     read_previous_run,
-    restore_or_init,
+    restore_newest,
 )
 from train.rollback import RollbackManager, rollback_retention
 from train.run_folder.base_weights import attach_base, base_metadata
@@ -126,7 +126,7 @@ class RunSetup:
 
     def restore_or_init(self, checkpoints: CheckpointManager) -> StartPoint:
         """Return the newest valid state of the run, or its initial state."""
-        start = restore_or_init(
+        start = restore_newest(
             self.identity,
             checkpoints,
             self.recovery.history,

@@ -7,7 +7,7 @@ Three paths, in the order in which their files are first entered:
 
 - forward: `model.apply` of the README's library example;
 - step: one training step of a tiny language model, without the files of the forward path;
-- resume: `restore_or_init`, from an existing run folder to a restored state.
+- resume: `restore_newest`, from an existing run folder to a restored state.
 
 It runs in its own process, because functions that other code has called before may be cached.
 """
@@ -110,7 +110,7 @@ def training_paths(folder: Path) -> tuple[list[str], list[str]]:
     resume = record(
         lambda: train.fit(change(experiment, steps=3), workdir, quiet=True),
         lambda code: (
-            code.co_filename.endswith("train/resume.py") and code.co_name == "restore_or_init"
+            code.co_filename.endswith("train/resume.py") and code.co_name == "restore_newest"
         ),
     )
     return step, resume

@@ -141,7 +141,10 @@ HELP_FLAGS = frozenset({"-h", "--help"})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb and exit: 0 success, 1 error, 2 usage error, 75 preempted after a checkpoint."""
+    """Run a verb and exit: 0 success, 1 error, 2 usage error, 75 preempted after a checkpoint.
+
+    130: interrupted.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [each for each in arguments if each != "--debug"]
@@ -152,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = isinstance(error, (UserError, KeyboardInterrupt, OSError)) or is_mixer_error(error)
         if debug or not known:
             traceback.print_exc()
-        exit_process(print_error(error) if known and not debug else 1)
+        exit_process(print_error(error) if known else 1)
     sys.exit(status)
 
 

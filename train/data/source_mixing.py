@@ -85,16 +85,8 @@ class MixtureSchedule:
 
 
 @runtime_checkable
-class MixedBatches(Protocol):
-    """Training batches of several sources or of streams, with a position that can be saved."""
-
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch `cursor` that belong to one host."""
-        ...
-
-    def source_shares(self, cursor: int) -> dict[str, float]:
-        """Return the share of each source, by name, in the batches before `cursor`."""
-        ...
+class PositionedBatches(Protocol):
+    """Training batches of which more than the cursor is saved, such as streams."""
 
     def position(self, cursor: int) -> Any:
         """Return what finds batch `cursor` again without reading what is before it, as JSON.
@@ -108,31 +100,43 @@ class MixedBatches(Protocol):
         ...
 
 
-def mixed_batches(batches: object) -> MixedBatches | None:
-    """Return the batches of several sources that a task trains on; None for one plain source."""
-    inner = getattr(batches, "batches", batches)  # masked language modeling wraps the windows
-    return inner if isinstance(inner, MixedBatches) else None
+@runtime_checkable
+class MixedBatches(PositionedBatches, Protocol):
+    """Training batches of several sources or of streams."""
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch `cursor` that belong to one host."""
+        ...
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        """Return the share of each source, by name, in the batches before `cursor`."""
+        ...
+
+
+def _inner(batches: object) -> object:
+    """Return the windows that masked language modeling wraps, and other batches as they are."""
+    return getattr(batches, "batches", batches)
 
 
 def source_shares(batches: object, cursor: int) -> dict[str, float]:
     """Return metrics `share/NAME`: the share of each of several sources in the batches so far."""
-    mixed = mixed_batches(batches)
-    shares = mixed.source_shares(cursor) if mixed is not None else {}
+    mixed = _inner(batches)
+    shares = mixed.source_shares(cursor) if isinstance(mixed, MixedBatches) else {}
     return {f"share/{name}": share for name, share in shares.items()} if len(shares) > 1 else {}
 
 
 def data_position(batches: object, cursor: int) -> dict[str, Any]:
     """Return what a checkpoint holds of the position in the data beside the cursor, as JSON."""
-    mixed = mixed_batches(batches)
-    position = None if mixed is None else mixed.position(cursor)
+    positioned = _inner(batches)
+    position = positioned.position(cursor) if isinstance(positioned, PositionedBatches) else None
     return {} if position is None else {"data_position": position}
 
 
 def seek(batches: object, position: Any) -> None:
     """Continue from the position that a checkpoint holds; None: from the start of the data."""
-    mixed = mixed_batches(batches)
-    if mixed is not None:
-        mixed.seek(position)
+    positioned = _inner(batches)
+    if isinstance(positioned, PositionedBatches):
+        positioned.seek(position)
 
 
 class MixedTrainingBatches:

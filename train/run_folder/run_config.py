@@ -109,8 +109,9 @@ def read_tokenizer(folder: RunFolder, experiment: Experiment) -> Tokenizer | Non
 def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
     """Return the metrics of a run that finished at this step. None if it did not."""
     for line in reversed(EventLog(folder.event_log).read()):
-        if line.get("event") in ("started", "rolled back"):
-            return None  # An earlier "finished" was of other weights.
+        # An earlier "finished" was of other weights, or of other settings of the evaluation.
+        if line.get("event") in ("started", "resumed", "rolled back"):
+            return None
         if line.get("event") == "finished" and line.get("step") == step:
             metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
             with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.

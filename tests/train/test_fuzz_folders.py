@@ -16,7 +16,6 @@ RUN_FILES = (
     "manifest",
     "metrics.jsonl",
     "recovery.json",
-    "time.jsonl",
     "tokenizer.json",
 )
 DATASETS = (

@@ -48,8 +48,8 @@ def test_initial_scale() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init_scale": 0.5}, "loss_scale.init_scale 0.5: give a scale from 1"),
-        ({"max_scale": 8.0}, "to loss_scale.max_scale 8.0"),
+        ({"init_scale": 0.5}, "loss_scale.init_scale 0.5: give 1 or more"),
+        ({"max_scale": 8.0}, "give at most loss_scale.max_scale 8.0"),
         ({"growth_interval": 0}, "loss_scale.growth_interval 0: give 1 or more"),
     ],
 )

@@ -129,6 +129,21 @@ class FeatureClassificationTask(ArrayTask):
         model = dataclasses.replace(model, vocab_size=model.vocab_size or 1)
         return dataclasses.replace(self, config=task, model_config=model)
 
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes that the settings give; with open sizes, those of the data."""
+        task = self.config
+        if not (task.num_features and task.num_labels):
+            return super().batch_shapes(batch_size, length)
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            "features": ((batch_size, length, task.num_features), np.float32),
+            "targets": ((batch_size,), np.int32),
+            "weights": ((batch_size,), np.float32),
+            "examples": ((batch_size,), np.uint32),
+        }
+        if task.has_adjacency:
+            shapes["adjacency"] = ((batch_size, length, length), np.bool_)
+        return {name: jax.ShapeDtypeStruct(*each) for name, each in shapes.items()}
+
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> FeatureClassifier:
         task = self.config
         return FeatureClassifier(

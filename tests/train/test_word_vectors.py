@@ -165,7 +165,8 @@ def test_scale_of_the_initial_embeddings(dtype: str) -> None:
     assert result.dtype == table.dtype
     assert np.std(result[::2].astype(np.float64)) == pytest.approx(0.02, rel=0.02)
     np.testing.assert_array_equal(result[1::2], table[1::2])
-    for each in (np.full_like(vectors, 0.1), np.zeros_like(vectors)):
+    equal = np.full_like(vectors, 0.1), np.tile(vectors[:1], (3000, 1)), np.zeros_like(vectors)
+    for each in equal:
         with pytest.raises(UserError, match=r"v\.txt: the vectors of this run's words are equal"):
             copy_scaled(table, each, rows, "v.txt")
 

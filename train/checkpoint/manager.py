@@ -137,10 +137,13 @@ class CheckpointManager:
     @property
     def saved_step(self) -> int | None:
         """Step of the last save of this process that is complete; None if there is none yet."""
+        is_known = self._saving_step in (None, self._saved_step)
         is_over = self._orbax is not None and not self._orbax.is_saving_in_progress()
-        # A save that has failed is over too, as `wait` will say.
-        if is_over and self._saving_step in self._complete_steps():
-            self._saved_step = self._saving_step
+        # A save that has failed is over too, as `wait` will say. A folder that cannot be listed
+        # at this moment is asked again.
+        with contextlib.suppress(UserError):
+            if not is_known and is_over and self._saving_step in self._complete_steps():
+                self._saved_step = self._saving_step
         return self._saved_step
 
     def latest_step(self) -> int | None:
@@ -335,7 +338,7 @@ class CheckpointManager:
     ) -> None:
         # After an error of the devices, another process may have gone, for which a save in progress
         # would wait. Without one, Python waits for the save when it exits.
-        if not isinstance(error, jax.errors.JaxRuntimeError):
+        if jax.process_count() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
             self.close()
 
     def _complete_steps(self) -> list[int]:

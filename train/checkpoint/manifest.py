@@ -6,7 +6,6 @@ that every checkpoint that counts has one, and a save that is killed leaves no c
 compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
 """
 
-import collections
 import hashlib
 import json
 import math
@@ -36,6 +35,8 @@ AUTO_VERIFY_BYTES = 4 * 2**30
 """Largest checkpoint whose digests `auto` verifies. Hashing it takes at most ten seconds a core."""
 
 _THREADS = 4
+
+_READS_IN_FLIGHT = 256
 
 
 class ManifestHandler(ocp.JsonCheckpointHandler):
@@ -99,7 +100,7 @@ def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
 
 
 def check_arrays_complete(folder: epath.Path, arrays: Iterable[str]) -> None:
-    """Check that the index of the arrays holds every chunk of every array (OSError: it does not).
+    """Check that every chunk of every array is there (OSError: one is not).
 
     Each process writes files of its own, which Orbax then merges into one index. On a network file
     system process 0 may not see the files of another process yet; Orbax merges what it sees.
@@ -109,15 +110,29 @@ def check_arrays_complete(folder: epath.Path, arrays: Iterable[str]) -> None:
     base = {"driver": "file", "path": f"{os.fspath(folder)}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
     # An array is `<name>/.zarray`, its header, and a key for each chunk.
-    keys = collections.Counter(key.decode().rpartition("/")[0] for key in store.list().result())
+    keys: dict[str, list[str]] = {}
+    for key in store.list().result():
+        keys.setdefault(key.decode().rpartition("/")[0], []).append(key.decode())
+    chunks: list[str] = []
     for name in arrays:
         name = name.replace("/", ".")  # as Orbax does
-        if not keys[name]:
+        if name not in keys:
             raise OSError(f"array {name} is not in the index that Orbax wrote")
         header = json.loads(store.read(f"{name}/.zarray").result().value)
         grid = zip(header["shape"], header["chunks"], strict=True)
-        if keys[name] <= math.prod(-(-size // chunk) for size, chunk in grid):
+        if len(keys[name]) <= math.prod(-(-size // chunk) for size, chunk in grid):
             raise OSError(f"array {name} is not whole in the index that Orbax wrote")
+        chunks += (key for key in keys[name] if not key.endswith("/.zarray"))
+    if sum(_list_files(folder).values()) > AUTO_VERIFY_BYTES:
+        return  # reading everything would take minutes
+    # In batches: a large model has more chunks than reads may be in flight.
+    for begin in range(0, len(chunks), _READS_IN_FLIGHT):
+        batch = chunks[begin : begin + _READS_IN_FLIGHT]
+        reads = [store.read(each) for each in batch]
+        for chunk, read in zip(batch, reads, strict=True):
+            # TensorStore returns an empty value, not an error, for a missing data file.
+            if not read.result().value:
+                raise OSError(f"array {chunk} cannot be read back")
 
 
 def _serialize(record: dict[str, Any]) -> str:

@@ -185,7 +185,7 @@ def run_serve(arguments: list[str]) -> int:
     """Serve a run until Ctrl-C; return the exit status."""
     options = parse(ServeArguments, arguments, verb="serve")
     key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
-    if key == "":
+    if key is not None and not key.strip():
         raise UsageError("api_key: is empty; give a key, or leave it out for a server without one")
     if key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warning = "is open to the network without a key; give --api-key"

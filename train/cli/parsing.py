@@ -158,6 +158,8 @@ class Draft:
 
     def settings(self) -> Iterator[str]:
         """Yield the dotted path of every setting."""
+        if self.has_extra_kind:
+            yield self.path_of("kind")
         for name, value in self.values.items():
             if isinstance(value, Draft):
                 yield from value.settings()

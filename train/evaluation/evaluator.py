@@ -168,6 +168,7 @@ def evaluate_split(
         max_batches=None if whole or not config.num_batches else config.num_batches,
         stride=config.stride,
         compression_baselines=config.compression_baselines,
+        is_final=whole,
     )
     model = EvaluatedModel(
         engine.model,

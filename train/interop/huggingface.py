@@ -7,6 +7,7 @@ settings of its task and data, a checkpoint. `huggingface_export` has the other 
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
+from train.files import expand_path
 from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
@@ -96,6 +98,7 @@ def import_model(
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
         folder is left behind.
     """
+    existed = expand_path(os.fspath(workdir)).exists()
     folder = RunFolder.create(workdir)
     if any(folder.path.iterdir()):
         raise UserError(f"workdir {workdir}: is not empty; give a new folder")
@@ -103,6 +106,8 @@ def import_model(
         _import_into(folder, source, data_path, precision, adapter)
     except BaseException:
         epath.Path(folder.path).rmtree()
+        if existed:
+            folder.path.mkdir()
         raise
     return folder
 

@@ -53,6 +53,8 @@ def export_run(
         or the folder is not empty or cannot be written. No folder is left behind.
     """
     target = Path(output).expanduser().resolve()
+    if target == Path.cwd():
+        raise UserError(f"output {output}: is the current folder; give the name of a new one")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"output {output}: exists and is not empty; give a new folder")
     run = load(workdir)

@@ -130,8 +130,10 @@ class RunFolder:
     def _check_is_run_dir(self) -> None:
         """Raise UserError for a folder with other files, such as a home folder."""
         names = sorted(entry.name for entry in self.path.iterdir() if entry.name[0] != ".")
-        # A run that was killed at its very start has no settings yet, only its owner.
-        if names and not {"config.json", "owner.lock", "owner.json"}.intersection(names):
+        # A run that was killed at its very start has no settings yet, only other files of its own.
+        own = {entry.name for entry in vars(RunFolder).values() if isinstance(entry, _Entry)}
+        marks = {"config.json", "owner.lock", "owner.json"}
+        if not marks.intersection(names) and not own.issuperset(names):
             raise UserError(
                 f"workdir {self.path}: contains other files ({', '.join(names[:3])}) and no "
                 "run; give a new or an empty folder"

@@ -233,7 +233,7 @@ def read_csv(path: str) -> Runs:
     with as_damaged(path, "UTF-8 text", "give a CSV file"):
         text = data.decode("utf-8-sig")  # a spreadsheet's CSV begins with a mark
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-    header = rows.fieldnames or ()
+    rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
     if missing := [name for name in COLUMNS if name not in header]:
         raise UserError(
             f"{path}: has no column {missing[0]}; its first line must name "
@@ -242,6 +242,7 @@ def read_csv(path: str) -> Runs:
     runs = [
         [_positive(row[name], f"{path} line {rows.line_num}: {name}") for name in COLUMNS]
         for row in rows
+        if any((row[name] or "").strip() for name in COLUMNS)  # spreadsheets end in empty rows
     ]
     if len(runs) < MIN_RUNS:
         raise UserError(

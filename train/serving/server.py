@@ -176,7 +176,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         key = self.server.api_key
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         # Takes equally long for all wrong keys. Headers are read as latin-1.
-        matches = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+        matches = hmac.compare_digest(given.strip().encode("latin-1"), key.strip().encode())
         if key and not (matches and scheme.lower() == "bearer"):
             raise RequestError(
                 "api key: is missing or wrong; send it as a bearer token", status=401

@@ -213,7 +213,8 @@ def update_bar(
     status = f"{done}/{len(runs)} done{f' ({failed} failed)' if failed else ''}"
     for number, run in enumerate(running):
         step, loss = last_metrics(folder, run.name)
-        completed += run.cost * min(step / run.experiment.steps, 1.0)
+        # Not all of it: the run is evaluated yet, and a bar that is full prints its last line.
+        completed += run.cost * min(step / run.experiment.steps, 0.999)
         if number == 0:
             status += f", {run.name} {step}/{run.experiment.steps}"
             status += "" if loss is None else f" loss {loss:.4f}"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import filelock
 
 from train.config.io import flatten_experiment
-from train.errors import UserError
+from train.errors import UserError, as_damaged
 from train.files import expand_path
 from train.run_folder.folder import read_json
 from train.runtime.writing import explain_write_errors, write_atomically
@@ -111,7 +111,11 @@ class SweepFolder:
                 )
             return
         requested = {run.name: _described_fields(run) for run in runs}
-        for name, before in read_json(file)["runs"].items():
+        with as_damaged(str(file), "the description of a sweep", "restore the original file"):
+            described = dict(read_json(file)["runs"])
+        if "base" in read_json(file):
+            raise UserError(f"{file}: is of an older version; give another --workdir")
+        for name, before in described.items():
             if name not in requested:
                 self._refuse(f"run {name} belongs to that one and not to this one")
             now = requested[name]
@@ -137,7 +141,8 @@ class SweepFolder:
         """Return the results of the runs that ended, by name, as far as their folders exist."""
         file = self.path / "results.json"
         saved = read_json(file) if file.exists() else {}
-        results = {name: RunResult(**fields) for name, fields in saved.items()}
+        with as_damaged(str(file), "a table of a sweep's results", "delete it to train anew"):
+            results = {name: RunResult(**fields) for name, fields in saved.items()}
         return {name: each for name, each in results.items() if self.run_path(name).exists()}
 
     def write_results(self, results: Mapping[str, RunResult]) -> None:

@@ -42,12 +42,9 @@ class EvaluationOptions:
     stride: int = 0
     """Running text: tokens between the starts of two windows; 0: the length of a window."""
     compression_baselines: bool = False
-    """Running text: also report the bits per byte of general-purpose compressors."""
-
-    @property
-    def is_whole_split(self) -> bool:
-        """Return True unless the number of batches is limited."""
-        return self.max_batches is None
+    """Running text: a final evaluation reports the bits per byte of compressors too."""
+    is_final: bool = True
+    """False for an evaluation during training, which leaves out what takes long."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

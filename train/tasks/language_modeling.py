@@ -68,7 +68,7 @@ class LanguageModelTask(TextTask):
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
-        With `options.compression_baselines`, a whole split also reports the bits per byte that
+        With `options.compression_baselines`, a final evaluation also reports the bits per byte that
         general-purpose compressors need for the same text.
         """
         stream = corpus.split(split)
@@ -78,7 +78,7 @@ class LanguageModelTask(TextTask):
             # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
             bits_per_nat = stream.num_scored_targets / stream.num_bytes / math.log(2)
             metrics["bits_per_byte"] = loss * bits_per_nat
-        if options.is_whole_split and options.compression_baselines:
+        if options.is_final and options.compression_baselines:
             baselines = corpus.compressed_bits_per_byte(split)
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}
         return metrics

@@ -175,14 +175,14 @@ class TranslationTask(ExampleTask):
     def evaluate(
         self, model: EvaluatedModel, corpus: Corpus, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
-        """Return the loss, in nats a target token, the perplexity, and for a whole split BLEU.
+        """Return the loss, in nats a target token, the perplexity, and at the end of a run BLEU.
 
         `bleu` is sacreBLEU's, lowercase; `tokenised_bleu` is that of Moses tokens, lowercase.
         """
         batches = self.evaluation_batches(corpus, split, options)
         loss = mean_losses(model, batches)["loss"]
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
-        if options.is_whole_split or self.config.compute_bleu == "always":
+        if options.is_final or self.config.compute_bleu == "always":
             metrics |= self.bleu_scores(model, corpus, split, example_indices(batches))
         return metrics
 

@@ -164,7 +164,8 @@ class Goodput:
 
 def read_time_records(path: AnyPath) -> list[JsonRecord]:
     """Return the lines of a time.jsonl, oldest first."""
-    return [record for record in read_records(path) if "seconds" in record]
+    needed = {"began", "now", "step", "seconds"}
+    return [record for record in read_records(path) if needed <= record.keys()]
 
 
 def previous_resume_seconds(path: AnyPath) -> float:

@@ -119,7 +119,7 @@ def read_metrics(path: AnyPath) -> list[event_log.JsonRecord]:
     return [
         {name: float(value) if value in _NOT_FINITE else value for name, value in line.items()}
         for line in event_log.read_records(path)
-        if "step" in line and "split" in line
+        if is_step_number(line.get("step")) and isinstance(line.get("split"), str)
     ]
 
 

@@ -230,7 +230,7 @@ class Trackers:
         self._calls.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            for name in self._trackers:
+            for name in list(self._trackers):
                 self._warn_of(name, f"has not sent everything in {CLOSE_SECONDS:g} s")
 
     def _submit(self, call: Callable[[TrackerName, Tracker], None]) -> None:

@@ -192,11 +192,13 @@ def copy_scaled(
     initialized for that of the embeddings.
 
     Raises:
-      UserError: All numbers of the vectors are nearly equal.
+      UserError: The vectors are nearly equal.
     """
     tokens, chosen = np.array(rows).T
     taken = vectors[chosen].astype(np.float64)
-    if np.std(taken) <= 1e-3 * np.sqrt(np.mean(taken**2)):
+    # The rounding of a mean is enough to make equal numbers differ a little.
+    centre = taken.mean(axis=0) if len(taken) > 1 else taken.mean()
+    if np.std(taken - centre) <= 1e-3 * np.sqrt(np.mean(taken**2)):
         raise UserError(f"{source}: the vectors of this run's words are equal; give other vectors")
     # In float32: NumPy sums low precision in itself, and stops growing.
     scale = np.std(np.asarray(table, np.float32)) / np.std(taken)

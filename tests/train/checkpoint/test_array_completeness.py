@@ -60,6 +60,14 @@ def test_missing_chunk_is_detected(arrays: epath.Path) -> None:
         check_arrays_complete(arrays, NAMES)
 
 
+def test_missing_data_file_is_detected(arrays: epath.Path) -> None:
+    """TensorStore gives empty values for its chunks, and no error."""
+    for file in arrays.glob("ocdbt.process_*/d/*"):
+        file.unlink()
+    with pytest.raises(OSError, match="cannot be read back"):
+        check_arrays_complete(arrays, NAMES)
+
+
 def test_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays missing for any reason are detected; here Orbax's glob finds no file of a process."""
     path = type(epath.Path(tmp_path))

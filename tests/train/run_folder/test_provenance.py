@@ -107,9 +107,10 @@ def test_stale_finished_event_is_ignored_by_a_new_run(tmp_path: Path) -> None:
     logbook.write("started", step=0)
     logbook.write("finished", step=4, loss=1.5)
     assert read_final_metrics(folder, 4) == {"loss": 1.5}
-    logbook.write("started", step=0)
-    assert read_final_metrics(folder, 4) is None
-    logbook.write("finished", step=4, loss=2.5)
+    for event in ("started", "resumed"):  # resumed: with other settings of the evaluation
+        logbook.write(event, step=0)
+        assert read_final_metrics(folder, 4) is None
+        logbook.write("finished", step=4, loss=2.5)
     assert read_final_metrics(folder, 4) == {"loss": 2.5}
 
 

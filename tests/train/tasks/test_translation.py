@@ -109,8 +109,11 @@ def test_bleu_is_computed_from_translations(experiment: Experiment, task: Transl
     assert actual["bleu"] == sacre_bleu(texts, references).score
     assert actual["tokenised_bleu"] == tokenized_bleu(texts, references, "de").score
     assert actual["perplexity"] == pytest.approx(np.exp(actual["loss"]))
-    on_the_way = evaluate_split(experiment, engine, params, corpus, "test", whole=False)
-    assert set(on_the_way) == {"loss", "perplexity"}
+    whole = dataclasses.replace(experiment.evaluation, num_batches=0)
+    for evaluation in (experiment.evaluation, whole):
+        changed = dataclasses.replace(experiment, evaluation=evaluation)
+        on_the_way = evaluate_split(changed, engine, params, corpus, "test", whole=False)
+        assert set(on_the_way) == {"loss", "perplexity"}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,9 @@ def test_bleu_of_full_splits_or_of_every_evaluation(
     config = dataclasses.replace(task.config, compute_bleu=compute)
     other = dataclasses.replace(task, config=config)
     corpus = other.prepare_corpus()
-    options = EvaluationOptions(batch_size=5, max_batches=None if full_split else 1)
+    options = EvaluationOptions(
+        batch_size=5, max_batches=None if full_split else 1, is_final=full_split
+    )
     metrics = other.evaluate(model, corpus, "test", options)
     expected = {"loss": 2.0, "perplexity": pytest.approx(np.exp(2.0))}
     assert metrics == (expected | {"bleu": 3.0} if scored else expected)

@@ -15,7 +15,6 @@ import numpy as np
 
 import train
 from train.data.arrays import ArrayDataConfig
-from train.run import sample
 from train.tasks.array_task import ArrayTask
 from train.tasks.task import Metric, TaskConfig
 from transformer import AttentionConfig, BlockConfig, Classifier, TransformerConfig
@@ -72,4 +71,4 @@ EXPERIMENTS = {"frequent": dataclasses.replace(experiment, steps=500)}
 
 if __name__ == "__main__":
     run = train.fit(EXPERIMENTS["frequent"])
-    print(f"accuracy {run.final_metrics['accuracy']:.3f};", sample(run, ["4 1 0 1 4 1 2 3 1"]))
+    print(f"accuracy {run.final_metrics['accuracy']:.3f};", run.generate("4 1 0 1 4 1 2 3 1"))

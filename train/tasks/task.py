@@ -192,7 +192,17 @@ class Task(abc.ABC):
     A task is a value: its settings, and the settings of the model and the data, as requested or as
     `resolve` has completed them. Its methods work on functions and arrays. Subclasses are
     registered, with their settings, in `train.tasks.registry`. Those whose data are arrays derive
-    from `ArrayTask` (`train.tasks.array_task`), which needs four methods.
+    from `ArrayTask` (`train.tasks.array_task`), which needs `make_model` and `make_loss_fn`,
+    `read_arrays` unless the arrays are given from Python, and `predict` to answer prompts.
+
+    The trainer calls:
+
+    - when a run starts or resumes: `prepare_corpus` and `resolve`; of the resolved task
+      `training_batches`, `make_model`, `make_loss_fn`, `describe_training_data`, `untrained_parts`;
+    - when a split is evaluated: `evaluate`, which asks for `evaluation_batches`, and
+      `selection_metric`;
+    - when a prompt is answered: `check_prompt`, and `sample`, which asks for `predict`;
+    - when sizes are estimated: `batch_shapes`, `target_fraction`.
 
     Attributes:
       continues_prompt: `sample` continues its prompt, and does not answer it.
@@ -280,7 +290,11 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def make_loss_fn(self, model: Any) -> LossFn:
-        """Return the loss function: the minimized `loss` and the metrics measured beside it."""
+        """Return the loss function (`train.step.LossFn`) of a model.
+
+        It returns a sum with its weight for each name: the minimized `loss`, and metrics beside it.
+        A batch has `examples` [B], `weights` of the targets, and what the task puts into it.
+        """
 
     @abc.abstractmethod
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -15,7 +15,7 @@ from tests.train.support import (
     shared_programs,  # noqa: F401
     tiny,
 )
-from train.data import data_config
+from train.data import held_data
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.run import Run
@@ -58,7 +58,7 @@ def test_run_resumes_only_with_the_same_data(folder: Path, run: Run) -> None:
 def test_other_process_does_not_have_the_data(
     folder: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_config, "HELD_DATA", {})
+    monkeypatch.setattr(held_data, "HELD_DATA", {})
     workdir = str(folder / "texts")
     done = command(capsys, "evaluate", workdir)
     assert done.status == 1

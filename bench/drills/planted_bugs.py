@@ -294,7 +294,7 @@ BUGS = (
     Bug(
         "arrays that Orbax left out of its index not missed",
         "train/checkpoint/manifest.py",
-        "if keys[name] <= math.prod(",
+        "if len(keys[name]) <= math.prod(",
         "if not math.prod(",
         "train/checkpoint",
     ),

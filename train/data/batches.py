@@ -5,14 +5,17 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import grain
 import numpy as np
 
 from train.data.token_file import HostBatch, TokenStream, Windows
 from train.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    import grain
 
 Item = TypeVar("Item")
 
@@ -138,8 +141,17 @@ def example_ids(
     return (examples % (1 << 32)).astype(np.uint32)
 
 
-def _shuffled(count: int, seed: int) -> grain.MapDataset[int]:
+def _shuffled(count: int, seed: int) -> "grain.MapDataset[int]":
     """Return the indices below ``count``, shuffled anew in each epoch, without end."""
+    # With a jaxlib before 0.11 (Colab), importing grain logs a warning about profiling.
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        import grain
+    finally:
+        logger.setLevel(level)
+
     # Grain's shuffle of epoch e with seed s is that of epoch e - 1 with seed s + 1. Hash the seed,
     # so that runs with adjacent seeds do not share their orders.
     hashed = int(np.random.SeedSequence(seed).generate_state(1)[0])

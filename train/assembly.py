@@ -16,8 +16,8 @@ from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import make_mesh
-from train.tasks import registry
 from train.tasks.array_task import ArrayTask
+from train.tasks.registry import TASKS
 from train.tasks.task import Task, TrainingOptions
 from transformer.hardware import Hardware
 
@@ -26,7 +26,8 @@ AnyEngine = TypeVar("AnyEngine", JitEngine, PmapEngine)
 
 def make_task(experiment: Experiment) -> Task:
     """Return the task that an experiment trains."""
-    return registry.make_task(experiment.task, experiment.model, experiment.data)
+    entry = TASKS[type(experiment.task).__name__]
+    return entry.make(experiment.task, experiment.model, experiment.data)
 
 
 def training_options(experiment: Experiment) -> TrainingOptions:

@@ -102,11 +102,6 @@ def register_dataset(dataset: DatasetClass) -> DatasetClass:
     return dataset
 
 
-def make_task(config: TaskConfig, model: TransformerConfig, data: DataConfig) -> Task:
-    """Return the task of these settings."""
-    return TASKS[type(config).__name__].make(config, model, data)
-
-
 def task_configs() -> dict[str, type[TaskConfig]]:
     """Return the settings class of every task by kind."""
     return {kind: entry.config for kind, entry in TASKS.items()}

@@ -62,7 +62,7 @@ def _jvp(
     return y, jnp.sum(jnp.exp(x - jnp.expand_dims(y, axis)) * dx, axis)
 
 
-CHUNK_BYTES: dict[Platform, int] = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 512 * 2**20}
+CHUNK_BYTES: dict[Platform, int] = {"cpu": 256 * 2**20, "gpu": 2**30, "tpu": 512 * 2**20}
 """Budget for the float32 logits of a chunk on each device."""
 
 

@@ -13,6 +13,7 @@ Scale Your Model", part 2).
 """
 
 import dataclasses
+from typing import Any, NamedTuple
 
 from transformer.hardware import Platform
 from transformer.precision import DType
@@ -281,8 +282,7 @@ Network per chip: 50 Gbit/s for v4 and v5p, 100 Gbit/s for v6e and tpu7x; 200 Gb
 GB, as in a DGX; 100 Gbit/s for four T4, eight L4 or eight A100, as Google rents them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedRun:
+class PublishedRun(NamedTuple):
     """A published training run with its MFU and source.
 
     Published figures count all T x T scores of causal attention; this package counts the visible
@@ -291,18 +291,15 @@ class PublishedRun:
 
     mfu: float
     """MFU as published, with all T x T scores counted."""
-    model: str
-    hardware: str
-    organisation: str
-    title: str
-    year: int
+    run: str
+    """Model, hardware, and who published it."""
     url: str
-    plan_arguments: str
-    """Arguments of `plan` for the same run: config, target, settings."""
     mfu_bound: float
     """Roofline MFU for `plan_arguments`, with visible scores counted."""
     full_scores_flops_ratio: float
     """FLOPs with all T x T scores over FLOPs with visible scores."""
+    plan_arguments: str
+    """Arguments of `plan` for the same run: config, target, settings."""
 
     @property
     def mfu_causal_scores(self) -> float:
@@ -314,104 +311,77 @@ class PublishedRun:
         """Return the fraction of the roofline that the run reached."""
         return self.mfu_causal_scores / self.mfu_bound
 
-    def citation(self) -> str:
-        """Return one line for people."""
-        return (
-            f"{self.mfu:.1%} for {self.model} on {self.hardware} "
-            f"({self.organisation}, {self.title}, {self.year})"
-        )
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for `--json`."""
+        return {"mfu": self.mfu, "run": self.run, "url": self.url}
 
 
-_MAXTEXT_TABLES = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs"
-
+_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs"
 
 _MPT_7B = PublishedRun(
     mfu=0.6423,
-    model="MPT-7B",
-    hardware="8 A100 with 80 GB",
-    organisation="MosaicML",
-    title="llm-foundry, MPT Training Benchmarks",
-    year=2023,
+    run="MPT-7B on 8 A100 with 80 GB (MosaicML, llm-foundry, MPT Training Benchmarks, 2023)",
     url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
-    plan_arguments="gpt3:6.7b a100-80gb:8 --model.vocab-size 50432 --batch-size 96 "
-    "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
     mfu_bound=0.8,
     full_scores_flops_ratio=1.0388,
+    plan_arguments="gpt3:6.7b a100-80gb:8 --model.vocab-size 50432 --batch-size 96 "
+    "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
 )
-
 
 PUBLISHED = {
     "v4": PublishedRun(
         mfu=0.567,
-        model="22B",
-        hardware="64 v4",
-        organisation="Google",
-        title="MaxText, High Performance Model Configs on TPU v4",
-        year=2023,
-        url=f"{_MAXTEXT_TABLES}/tpu/v4",
+        run="22B on 64 v4 (Google, MaxText, High Performance Model Configs on TPU v4, 2023)",
+        url=f"{_MAXTEXT}/tpu/v4",
+        mfu_bound=0.6765,
+        full_scores_flops_ratio=1.0268,
         plan_arguments="gpt3:175b v4:4x4x4 --model.vocab-size 32000 --model.d-model 6144 "
         "--model.num-layers 48 --model.layer-pattern.0.mixer.num-heads 24 "
         "--model.layer-pattern.0.mixer.head-dim 256 "
         "--batch-size 832 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 64",
-        mfu_bound=0.6765,
-        full_scores_flops_ratio=1.0268,
     ),
     "v5e": PublishedRun(
         mfu=0.6686,
-        model="32B",
-        hardware="256 v5e",
-        organisation="Google",
-        title="MaxText, High Performance Model Training Configs on TPU v5e",
-        year=2023,
-        url=f"{_MAXTEXT_TABLES}/tpu/v5e",
-        plan_arguments="llama:2-70b v5e:16x16 --model.num-layers 32 --data.sequence-length 2048 "
-        "--batch-size 1024 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
+        run="32B on 256 v5e "
+        "(Google, MaxText, High Performance Model Training Configs on TPU v5e, 2023)",
+        url=f"{_MAXTEXT}/tpu/v5e",
         mfu_bound=0.6766,
         full_scores_flops_ratio=1.019,
+        plan_arguments="llama:2-70b v5e:16x16 --model.num-layers 32 --data.sequence-length 2048 "
+        "--batch-size 1024 --grad-accum-steps 1 --model.remat full --mesh.data 1 --mesh.fsdp 256",
     ),
     "v5p": PublishedRun(
         mfu=0.7147,
-        model="32B",
-        hardware="64 v5p",
-        organisation="Google",
-        title="MaxText, High Performance Model Configs on TPU v5p",
-        year=2023,
-        url=f"{_MAXTEXT_TABLES}/tpu/v5p",
+        run="32B on 64 v5p (Google, MaxText, High Performance Model Configs on TPU v5p, 2023)",
+        url=f"{_MAXTEXT}/tpu/v5p",
+        mfu_bound=0.7509,
+        full_scores_flops_ratio=1.019,
         plan_arguments="llama:2-70b v5p:4x4x4 --model.num-layers 32 --data.sequence-length 2048 "
         "--batch-size 384 --grad-accum-steps 1 --model.remat dots --mesh.data 1 --mesh.fsdp 16 "
         "--mesh.tensor 4",
-        mfu_bound=0.7509,
-        full_scores_flops_ratio=1.019,
     ),
     "v6e": PublishedRun(
         mfu=0.5033,
-        model="Llama 3.1 70B",
-        hardware="256 v6e",
-        organisation="Google",
-        title="MaxText, Optimized models tiering",
-        year=2025,
+        run="Llama 3.1 70B on 256 v6e (Google, MaxText, Optimized models tiering, 2025)",
         url="https://maxtext.readthedocs.io/en/latest/reference/models/tiering.html",
-        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 "
-        "--model.remat offload --mesh.data 1 --mesh.fsdp 256",
         mfu_bound=0.5166,
         full_scores_flops_ratio=1.0717,
+        plan_arguments="llama:3.1-70b v6e:16x16 --batch-size 1280 --grad-accum-steps 1 "
+        "--model.remat offload --mesh.data 1 --mesh.fsdp 256",
     ),
-    "a100": dataclasses.replace(
-        _MPT_7B, plan_arguments=_MPT_7B.plan_arguments.replace("a100-80gb", "a100")
+    "a100": _MPT_7B._replace(
+        plan_arguments=_MPT_7B.plan_arguments.replace("a100-80gb", "a100"),
     ),
     "a100-80gb": _MPT_7B,
     "h100": PublishedRun(
         mfu=0.497,  # 492 of 989.4 TFLOP/s
-        model="Llama 2 7B",
-        hardware="8 H100",
-        organisation="Google",
-        title="MaxText, High Performance Model Configs on A3 GPU",
-        year=2024,
-        url=f"{_MAXTEXT_TABLES}/gpu/a3/llama_2_7b",
-        plan_arguments="llama:2-7b h100:8 --batch-size 32 --grad-accum-steps 1 --model.remat dots "
-        "--mesh.data 1 --mesh.fsdp 8",
+        run="Llama 2 7B on 8 H100 "
+        "(Google, MaxText, High Performance Model Configs on A3 GPU, 2024)",
+        url=f"{_MAXTEXT}/gpu/a3/llama_2_7b",
         mfu_bound=0.7804,
         full_scores_flops_ratio=1.0751,
+        plan_arguments="llama:2-7b h100:8 --batch-size 32 --grad-accum-steps 1 --model.remat dots "
+        "--mesh.data 1 --mesh.fsdp 8",
     ),
 }
 """Best published run by chip. Settings follow the run as far as they are published; `dots` stands

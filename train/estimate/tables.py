@@ -39,26 +39,27 @@ def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def memory_table(title: str, size: Memory, compiled: CompiledStep | None) -> Table:
-    """Return the estimated memory of one chip beside the compiler's."""
+    """Return the estimated memory of one chip, beside the compiler's if there is one."""
     rows: dict[str, tuple[int, int | None]] = {
-        "weights": (size.weights, compiled.weights if compiled else None),
-        "optimizer": (size.optimizer, compiled.optimizer if compiled else None),
-        "other state": (size.other_state, compiled.other_state if compiled else None),
-        "batch": (size.batch, compiled.batch if compiled else None),
+        "weights": (size.weights, compiled and compiled.weights),
+        "optimizer": (size.optimizer, compiled and compiled.optimizer),
+        "other state": (size.other_state, compiled and compiled.other_state),
+        "batch": (size.batch, compiled and compiled.batch),
         "gradients": (size.gradients, None),
         "residuals": (size.residuals, None),
         "working set of a layer or the loss": (size.working_set, None),
-        "temporaries": (size.temporaries, compiled.temporaries if compiled else None),
+        "temporaries": (size.temporaries, compiled and compiled.temporaries),
         # Without an estimate: nearly all outputs take the memory of donated arguments.
         "outputs and program": (
             0,
-            compiled.peak - compiled.arguments - compiled.temporaries if compiled else None,
+            compiled and compiled.peak - compiled.arguments - compiled.temporaries,
         ),
-        "all": (size.total, compiled.peak if compiled else None),
+        "all": (size.total, compiled and compiled.peak),
     }
-    table = new_table(title, "what", "estimated", "compiled")
+    table = new_table(title, "what", "estimated", *(["compiled"] if compiled else []))
     for name, (estimate, actual) in rows.items():
-        style = "bold" if name in ("all", "temporaries") else None
-        shown = "" if actual is None else format_bytes(actual)
-        table.add_row(name, format_bytes(estimate), shown, style=style)
+        if estimate or actual:
+            style = "bold" if name in ("all", "temporaries") else None
+            shown = () if actual is None else (format_bytes(actual),)
+            table.add_row(name, format_bytes(estimate), *shown, style=style)
     return table

@@ -21,7 +21,6 @@ from train.estimate.plan import (
     measure_if_local,
     print_plan,
 )
-from train.estimate.quantities import mesh_sizes
 from train.estimate.search import RankedCandidate
 from train.estimate.target import Target, parse_target
 from train.experiment import Experiment
@@ -55,10 +54,6 @@ def test_step_is_compiled_for_all_devices(best_plan: Plan) -> None:
     assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
     assert best_plan.fits
     assert best_plan.memory_bytes == compiled.peak
-    assert compiled.collectives
-    sizes = mesh_sizes(best_plan.best.candidate.mesh)
-    used = {axis for one in compiled.collectives for axis in one.axes}
-    assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
 @pytest.mark.full
@@ -120,7 +115,6 @@ def test_json_and_tables(best_plan: Plan) -> None:
     for part in ("fits", "Memory of one chip", "measured", best_plan.best.candidate.mesh_text()):
         assert part in text
     assert text.index("expected: ") < text.index("at most: ")
-    assert "Communication of one step, as compiled" in text
     for each in best_plan.other_precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 

@@ -16,7 +16,7 @@ from train.estimate.batch_shapes import max_batch_shape
 from train.estimate.chips import Chip
 from train.estimate.compile import CompiledStep, compile_in_subprocess, compile_step, time_step
 from train.estimate.quantities import Quantities, mesh_sizes
-from train.estimate.remedies import PrecisionOption, best_by_precision
+from train.estimate.remedies import PrecisionOption, narrower_precisions, options_in_precision
 from train.estimate.roofline import ExpectedStep, expect_step
 from train.estimate.search import RankedCandidate, own_candidate, search_candidates
 from train.estimate.tables import format_bytes, format_count, memory_table, new_table
@@ -25,14 +25,15 @@ from train.experiment import Experiment
 from train.files import expand_path
 from train.runtime.stages import stage
 from train.runtime.startup import program_name
+from train.telemetry.goodput import format_duration
 from transformer.validation import NonNegativeFloat, NonNegativeInt
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
 
 
-MAX_DOLLARS_PER_HOUR = 1e9
-"""Upper limit of a valid price."""
+SHOWN_CANDIDATES = 8
+"""Rows of the ranking that are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,6 @@ class PlanOptions:
     """Training tokens for total time and price; 0: those of the experiment's steps."""
     prices: str = ""
     """TOML file with prices per chip hour; empty: the shipped list prices."""
-    show: NonNegativeInt = 8
-    """Rows of the ranking to show."""
 
 
 def chip_price(chip: Chip, path: str = "") -> float:
@@ -63,11 +62,7 @@ def chip_price(chip: Chip, path: str = "") -> float:
     Raises UserError if the file cannot be read or has no price for the chip.
     """
     price = load_prices(path).get(chip.name)
-    if (
-        isinstance(price, bool)
-        or not isinstance(price, int | float)
-        or not 0 <= price < MAX_DOLLARS_PER_HOUR
-    ):
+    if type(price) not in (int, float) or not 0 <= price < math.inf:
         raise UserError(
             f"prices {path or 'the table of prices'}: has no price for {chip.name}; add a line "
             f"like {chip.name} = 1.20"
@@ -235,18 +230,20 @@ def make_plan(
     if options.measure:
         with stage("measuring the step"):
             measured = measure_if_local(planned, best, compiled, target)
+    others = []
+    if options.precisions:
+        for precision in narrower_precisions(experiment.model.precision, target.chip):
+            others.append(options_in_precision(experiment, precision, target, find)[0])
     return Plan(
         experiment=planned,
         target=target,
         best=best,
         compiled_step=compiled,
-        ranking=tuple(ranked[: options.show]),
+        ranking=tuple(ranked[:SHOWN_CANDIDATES]),
         num_candidates=len(ranked),
         rejected=tuple(rejected),
         measured_seconds=measured,
-        other_precisions=tuple(best_by_precision(experiment, target, find))
-        if options.precisions
-        else (),
+        other_precisions=tuple(others),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
         dollars_per_chip_hour=dollars_per_chip_hour,
         notes=notes,
@@ -297,10 +294,10 @@ def _verdict(plan: Plan) -> Iterable[RenderableType]:
     )
     if run := expected.published:
         yield f"best published: MFU {run.mfu:.1%} for {run.run}, {run.url}"
+    least, likely = (format_duration(3600 * plan.hours(each)) for each in (bound, expected.seconds))
     yield (
-        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(bound))} to "
-        f"{format_duration(plan.hours(expected.seconds))}, for {_dollars(plan.dollars(bound))} to "
-        f"{_dollars(plan.dollars(expected.seconds))} "
+        f"{format_count(plan.tokens)} tokens in {least} to {likely}, for "
+        f"{_dollars(plan.dollars(bound))} to {_dollars(plan.dollars(expected.seconds))} "
         f"(${plan.dollars_per_chip_hour:.2f} per chip hour)"
     )
     yield f"{program_name()} fit ... {plan.best.candidate.flags()}\n"
@@ -391,12 +388,3 @@ def _dollars(dollars: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def format_duration(hours: float) -> str:
-    """Format hours in seconds, minutes, hours or days."""
-    if hours < 1 / 60:
-        return f"{hours * 3600:.0f} seconds"
-    if hours < 1:
-        return f"{hours * 60:.0f} minutes"
-    return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"

@@ -16,7 +16,6 @@ from train.estimate.plan import (
     Plan,
     PlanOptions,
     chip_price,
-    format_duration,
     make_plan,
     measure_if_local,
     print_plan,
@@ -141,14 +140,6 @@ def test_missing_compiler_fails_before_the_search(
     monkeypatch.setattr(module, "search_candidates", lambda *arguments: pytest.fail("has searched"))
     with pytest.raises(UserError, match="is not installed"):
         make_plan(experiment, parse_target("v5e:2x2"), PlanOptions())
-
-
-@pytest.mark.parametrize(
-    ("hours", "shown"),
-    [(10 / 3600, "10 seconds"), (0.5, "30 minutes"), (47, "47.0 hours"), (240, "10 days")],
-)
-def test_durations(hours: float, shown: str) -> None:
-    assert format_duration(hours) == shown
 
 
 def test_prices(tmp_path: Path) -> None:

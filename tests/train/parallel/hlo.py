@@ -3,6 +3,7 @@
 Enough of the text of XLA's CPU compiler is parsed for the tests of meshes.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -95,7 +96,8 @@ def array_shapes(type_: str) -> list[tuple[int, ...]]:
     ]
 
 
-class Collective(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Collective:
     """One collective instruction."""
 
     kind: str

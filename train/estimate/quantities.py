@@ -240,6 +240,10 @@ class Quantities:
         """Return the tokens of an example, T."""
         return self.batch_shape[1]
 
+    def rows_per_chip(self, mesh: MeshConfig) -> float:
+        """Return a chip's examples of a batch; `context` leaves it a part of each."""
+        return self.batch_size / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
+
     @property
     def sequences_per_example(self) -> int:
         """Return the sequences of T tokens per example: 2 for an encoder-decoder."""

@@ -111,7 +111,9 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate, target: Tar
     dtype = cast(DType, quantities.experiment.model.precision.compute)  # resolved by now
     peak = chip.peak_flops_per_second(dtype)
     tokens_of_matmuls = (
-        rows_per_chip(quantities, candidate) * quantities.sequence_length / candidate.mesh.tensor
+        quantities.rows_per_chip(candidate.mesh)
+        * quantities.sequence_length
+        / candidate.mesh.tensor
     )
     rings = {axis: axis_ring(target, candidate, axis) for axis in MESH_AXES}
     return StepTime(
@@ -170,7 +172,7 @@ def _memory_traffic(quantities: Quantities, candidate: Candidate) -> float:
     update = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
     return (
         candidate.grad_accum_steps * passes * _gathered_weight_bytes(quantities, candidate)
-        + accesses * rows_per_chip(quantities, candidate) * residuals_per_row
+        + accesses * quantities.rows_per_chip(candidate.mesh) * residuals_per_row
         + update
     )
 
@@ -180,7 +182,7 @@ def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, flo
     mesh = candidate.mesh
     traffic = {}
     if candidate.remat == "offload":
-        rows = rows_per_chip(quantities, candidate)
+        rows = quantities.rows_per_chip(candidate.mesh)
         dots, full = (
             quantities.residuals(each).bytes_per_chip(rows, mesh.tensor)
             for each in ("dots", "full")
@@ -189,12 +191,6 @@ def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, flo
     if mesh.optimizer_placement == "host":
         traffic["optimizer"] = 2.0 * quantities.state_bytes(mesh).optimizer
     return traffic
-
-
-def rows_per_chip(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the examples that one chip processes in a step, over all microbatches."""
-    mesh = candidate.mesh
-    return quantities.batch_size / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
 
 
 def _gathered_weight_bytes(quantities: Quantities, candidate: Candidate) -> float:
@@ -279,7 +275,7 @@ def link_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, Traf
     layers = quantities.num_layers
     layer_runs = layers * microbatches
     weights = _gathered_weight_bytes(quantities, candidate)
-    side_tokens = rows_per_chip(quantities, candidate) * quantities.sequence_length
+    side_tokens = quantities.rows_per_chip(candidate.mesh) * quantities.sequence_length
     tokens = side_tokens * quantities.sequences_per_example
     token_bytes = quantities.experiment.model.d_model * quantities.compute_itemsize
     keys_and_values = tokens * _kv_width(quantities) / mesh.tensor * quantities.compute_itemsize

@@ -62,7 +62,7 @@ def chip_price(chip: Chip, path: str = "") -> float:
     Raises UserError if the file cannot be read or has no price for the chip.
     """
     price = load_prices(path).get(chip.name)
-    if type(price) not in (int, float) or not 0 <= price < math.inf:
+    if not isinstance(price, int | float) or not 0 <= price < math.inf:
         raise UserError(
             f"prices {path or 'the table of prices'}: has no price for {chip.name}; add a line "
             f"like {chip.name} = 1.20"

@@ -356,7 +356,7 @@ def notes_on_fields(template: ChatTemplate, conversations: Iterable[Conversation
         if name not in template.source
         and name not in ("weight", "train")
         and all(name not in names for names in WRITTEN_FIELDS)
-        and not template.writes(name, each.messages, each.variables)
+        and not template.writes((name,), each.messages, each.variables)
     ]
     if unwritten:
         yield f"fields of messages that the chat template does not write: {', '.join(unwritten)}"

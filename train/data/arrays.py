@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from train.data.batches import example_ids, host_rows
+from train.data.batches import TrainingBatches, example_ids, host_rows
 from train.data.data_config import DataConfig
 from train.data.examples import choose_held_out_examples, seeded_permutation
 from train.data.token_file import HostBatch
@@ -168,7 +168,7 @@ def take_rows(
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayTrainingBatches:
+class ArrayTrainingBatches(TrainingBatches):
     """Endless batches of shuffled rows, each a pure function of the seed and the cursor.
 
     Every epoch has every example once, in an order of its own; a batch may span two epochs.

@@ -1,13 +1,13 @@
 """Batches of windows of text, for training and evaluation, and prefetching of batches."""
 
+import abc
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -48,7 +48,33 @@ def prefetch(
         pool.shutdown(cancel_futures=True)
 
 
-class TextTrainingBatches:
+class TrainingBatches(abc.ABC):
+    """Endless sequence of training batches, each a pure function of the seed and the cursor."""
+
+    @abc.abstractmethod
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch `cursor` that belong to one host; hosts divide the batch size.
+
+        The arrays include `examples` [B] uint32 and the `weights` of the targets.
+        """
+
+    def position(self, cursor: int) -> Any:
+        """Return what finds batch `cursor` again without reading what is before it, as JSON.
+
+        None, as by default: the cursor alone is enough. All processes call it together.
+        """
+        return None
+
+    def seek(self, position: Any) -> None:
+        """Continue from a result of `position`; None: from the start."""
+        del position  # by default the cursor alone finds every batch
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        """Return the share of each of several sources, by name, in the batches before `cursor`."""
+        return {}
+
+
+class TextTrainingBatches(TrainingBatches):
     """Endless training batches of a token stream, each a pure function of the seed and the cursor.
 
     Example e (row b of batch c is example c * batch_size + b) is a pure function of the seed and e.
@@ -107,7 +133,6 @@ class TextTrainingBatches:
         self._windows = Windows(stream, sequence_length, document_masking=document_masking)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return one host's rows of a batch. ``num_hosts`` must divide the batch size."""
         start, stop = host_rows(self.batch_size, host, num_hosts)
         first = cursor * self.batch_size
         return self.examples(np.arange(first + start, first + stop))
@@ -164,56 +189,49 @@ def _phase(seed: int, epoch: int, length: int) -> int:
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]) % length
 
 
-def make_text_evaluation_batches(
-    stream: TokenStream,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    document_masking: bool,
-    stride: int | None = None,
-    max_batches: int | None = None,
-) -> "TextEvaluationBatches":
-    """Lay windows over a stream so that each target counts once.
-
-    Args:
-      stream: Token stream to evaluate on; it may be shorter than a window.
-      batch_size: Windows of a batch, over all hosts.
-      sequence_length: Tokens of a window, T.
-      document_masking: As in training.
-      stride: Distance between the starts of adjacent windows. Below T, windows overlap and each
-        counts only its last ``stride`` targets (the first window: all), so that every target has at
-        least T - stride tokens of context, as far as its document has them. None or 0: T.
-      max_batches: Maximum number of batches, of windows spread evenly over the stream. None or 0:
-        all.
-
-    Raises:
-      ValueError: stride is longer than a window, which would skip targets.
-    """
-    stride = stride or sequence_length
-    if not 0 < stride <= sequence_length:
-        raise ValueError(f"stride {stride} is not in 1 to {sequence_length}")
-    count = 1 + -(-max(0, stream.num_targets - sequence_length) // stride)
-    chosen = min(count, max_batches * batch_size) if max_batches else count
-    return TextEvaluationBatches(
-        windows=Windows(stream, sequence_length, document_masking=document_masking),
-        window_indices=np.arange(chosen) * count // chosen,
-        stride=stride,
-        batch_size=batch_size,
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class TextEvaluationBatches:
-    """Evaluation batches with the arrays of `TextTrainingBatches`, all of one shape.
+    """Windows over a stream so that each target counts once.
 
-    Weights are 1 where a target counts in its window. Everything is 0 in padding: beyond the end of
-    the stream, and in the rows that fill up the last batch.
+    Batches have the arrays of `TextTrainingBatches`, all of one shape. Weights are 1 where a target
+    counts in its window. Everything is 0 in padding: beyond the end of the stream, and in the rows
+    that fill up the last batch.
     """
 
-    windows: Windows
-    window_indices: np.ndarray  # [windows], as multiples of stride
-    stride: int
-    batch_size: int
+    def __init__(
+        self,
+        stream: TokenStream,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        document_masking: bool,
+        stride: int | None = None,
+        max_batches: int | None = None,
+    ):
+        """Lay the windows.
+
+        Args:
+          stream: Token stream to evaluate on; it may be shorter than a window.
+          batch_size: Windows of a batch, over all hosts.
+          sequence_length: Tokens of a window, T.
+          document_masking: As in training.
+          stride: Distance between the starts of adjacent windows. Below T, windows overlap and each
+            counts only its last ``stride`` targets (the first window: all), so that every target
+            has at least T - stride tokens of context, as far as its document has them. None or 0:
+            T.
+          max_batches: Maximum number of batches, of windows spread evenly over the stream. None or
+            0: all.
+
+        Raises:
+          ValueError: stride is longer than a window, which would skip targets.
+        """
+        self.stride = stride or sequence_length
+        if not 0 < self.stride <= sequence_length:
+            raise ValueError(f"stride {stride} is not in 1 to {sequence_length}")
+        count = 1 + -(-max(0, stream.num_targets - sequence_length) // self.stride)
+        chosen = min(count, max_batches * batch_size) if max_batches else count
+        self.windows = Windows(stream, sequence_length, document_masking=document_masking)
+        self.window_indices = np.arange(chosen) * count // chosen  # as multiples of the stride
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return -(-len(self.window_indices) // self.batch_size)

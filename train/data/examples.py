@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from train.data.batches import host_rows
+from train.data.batches import TrainingBatches, host_rows
 from train.data.buckets import Bucket
 from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
@@ -291,7 +291,7 @@ class Examples(Protocol):
         ...
 
 
-class ExampleTrainingBatches:
+class ExampleTrainingBatches(TrainingBatches):
     """Endless training batches, each a pure function of the seed and the cursor.
 
     An epoch has every example once. The examples of each bucket are shuffled and dealt evenly to

@@ -1,11 +1,11 @@
 """Masking of tokens for masked language modeling (Devlin et al. 2019, section 3.1)."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from train.data.batches import TextEvaluationBatches, TextTrainingBatches
-from train.data.source_mixing import MixedBatches
+from train.data.batches import TextEvaluationBatches, TrainingBatches
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 
@@ -108,15 +108,23 @@ class Masking:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedTrainingBatches:
+class MaskedTrainingBatches(TrainingBatches):
     """Training batches of windows with hidden tokens."""
 
-    batches: TextTrainingBatches | MixedBatches
+    batches: TrainingBatches
     masking: Masking
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `TextTrainingBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))
+
+    def position(self, cursor: int) -> Any:
+        return self.batches.position(cursor)
+
+    def seek(self, position: Any) -> None:
+        self.batches.seek(position)
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        return self.batches.source_shares(cursor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,5 +138,4 @@ class MaskedEvaluationBatches:
         return len(self.batches)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `TextEvaluationBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import pathlib
@@ -211,7 +212,7 @@ def test_tokens_do_not_depend_on_pieces(
     def prepared(cache: str) -> TextCorpus:
         settings = TokenizerConfig("bpe", vocab_size=280)
         config = TextDataConfig(str(tmp_path / "a.txt"), tokenizer=settings, max_bytes=max_bytes)
-        return prepare_text(config, cache_dir=tmp_path / cache)
+        return prepare_text(dataclasses.replace(config, cache_dir=str(tmp_path / cache)))
 
     whole = prepared("whole")
     monkeypatch.setattr(rows, "_PIECE_BYTES", 7001)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import numpy as np
 
-from train.data.batches import TrainingBatches, example_ids, host_rows
+from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import DataConfig
-from train.data.examples import choose_held_out_examples, seeded_permutation
+from train.data.examples import choose_held_out_examples
 from train.data.token_file import HostBatch
 from train.errors import UserError
 from transformer.validation import Mark, PositiveInt
@@ -67,9 +67,6 @@ class ArrayCorpus:
 
 def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
     """Read every split. Without a validation split, a tenth of the training examples is held out.
-
-    Args:
-      read: Returns the arrays of a split; None if there is no such split.
 
     Raises:
       UserError: A split is empty, or its arrays differ in length, or in names from the others.

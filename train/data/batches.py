@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from train.data.token_file import HostBatch, TokenStream, Windows
-from train.errors import UsageError, UserError
+from train.errors import UserError
 
 if TYPE_CHECKING:
     import grain
@@ -115,10 +115,8 @@ class TextTrainingBatches(TrainingBatches):
             tokens.
 
         Raises:
-          UserError: The stream is shorter than one window, or the seed is negative.
+          UserError: The stream is shorter than one window.
         """
-        if seed < 0:
-            raise UsageError(f"seed: {seed} is negative; give 0 or more")
         if stream.num_targets < sequence_length:
             raise UserError(
                 f"the {stream.name} split: its {len(stream.tokens)} tokens are fewer than one "
@@ -164,6 +162,15 @@ def example_ids(
 ) -> np.ndarray:  # [B] uint32
     """Return example indices modulo 2**32, to be folded into random keys."""
     return (examples % (1 << 32)).astype(np.uint32)
+
+
+@functools.lru_cache(maxsize=64)
+def seeded_permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
+    """Return the indices below ``count``, permuted by the seeds."""
+    # Sort the raw output of PCG64, which NumPy promises never to change. The algorithms of
+    # `Generator.permutation` may change between versions, and with them the order of the data.
+    keys = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
+    return np.argsort(keys, kind="stable")
 
 
 def _shuffled(count: int, seed: int) -> "grain.MapDataset[int]":

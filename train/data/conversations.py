@@ -34,11 +34,9 @@ from train.data.chat_template import (
 )
 from train.data.data_config import TokenizerConfig
 from train.data.examples import (
-    Example,
     ExampleCorpus,
     ExampleDataConfig,
-    Split,
-    corpus_digest,
+    encode_splits,
     read_splits,
     tokenizer_for_splits,
 )
@@ -426,71 +424,41 @@ def prepare_conversations(
 ) -> ExampleCorpus[ConversationSplit]:
     """Read, render and tokenize the conversations that `config` names.
 
-    Args:
-      config: Files, template and tokenizer.
-      tokenizer: Used instead of the one that `config.tokenizer` describes.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
 
     Raises:
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-    return prepare_chats(
-        config,
-        config.chat_template,
-        tokenizer,
-        parse=parse_conversation,
-        conversations=lambda each: [each],
-        content=lambda each: each.content,
-        encode=lambda name, examples, tokenizer, template, notes: _encode(
-            name, examples, tokenizer, template, config, notes
-        ),
+    splits = read_splits(config, parse_conversation)
+    used, template = prepare_template(config, config.chat_template, tokenizer, splits)
+    splits.notes += notes_on_fields(template, itertools.chain.from_iterable(splits.values()))
+    return encode_splits(
+        splits,
+        used,
+        lambda split, each: _encode(split, each, used, template, config, splits.notes),
+        content=lambda conversation: conversation.content,
+        identity={"template": template.source},
     )
 
 
-def prepare_chats(
+def prepare_template(
     config: ExampleDataConfig,
-    template_path: str,
+    path: str,
     tokenizer: Tokenizer | None,
-    *,
-    parse: Callable[[str, Any], Example],
-    conversations: Callable[[Example], Sequence[Conversation]],
-    content: Callable[[Example], object],
-    encode: Callable[[str, Sequence[Example], Tokenizer, ChatTemplate, list[str]], Split],
-) -> ExampleCorpus[Split]:
-    """Read, render and tokenize examples that consist of conversations.
+    conversations: Mapping[str, Iterable[Conversation]],
+) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer with its chat template.
 
-    Args:
-      config: Files and tokenizer.
-      template_path: File of a chat template; empty: that of the tokenizer, or the default.
-      tokenizer: Used instead of the one that `config.tokenizer` describes.
-      parse: Makes an example of a row.
-      conversations: Returns the conversations of an example.
-      content: Returns what is learned from, as JSON values. They do not have the location: the
-        digest must not depend on the paths of the files.
-      encode: Makes a split of its name, its examples, the tokenizer and the template. It appends to
-        the notes.
+    It is of a file, of the tokenizer, or the default one; a tokenizer is trained if none is given.
     """
-    splits = read_splits(config, parse)
-    untrained = ChatTemplate.without_tokenizer(read_template(template_path))
-    tokenizer = tokenizer or tokenizer_for_splits(
-        config.tokenizer,
-        {
-            name: (each.text(untrained) for example in examples for each in conversations(example))
-            for name, examples in splits.items()
-        },
-    )
-    tokenizer = with_template(tokenizer, template_path)
-    template = ChatTemplate.of_tokenizer(tokenizer)
-    every = itertools.chain.from_iterable(splits.values())
-    notes = splits.notes
-    notes += notes_on_fields(template, itertools.chain.from_iterable(map(conversations, every)))
-    encoded = {
-        name: encode(name, examples, tokenizer, template, notes)
-        for name, examples in splits.items()
+    untrained = ChatTemplate.without_tokenizer(read_template(path))
+    texts = {
+        split: (each.text(untrained) for each in of_split)
+        for split, of_split in conversations.items()
     }
-    contents = {name: list(map(content, examples)) for name, examples in splits.items()}
-    digest = corpus_digest(tokenizer, {"template": template.source, **contents})
-    return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
+    tokenizer = with_template(tokenizer or tokenizer_for_splits(config.tokenizer, texts), path)
+    return tokenizer, ChatTemplate.of_tokenizer(tokenizer)
 
 
 def read_template(path: str) -> str:

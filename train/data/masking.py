@@ -55,10 +55,6 @@ class Masking:
     def mask_batch(self, batch: HostBatch) -> HostBatch:
         """Return a batch of windows with some tokens hidden.
 
-        Args:
-          batch: tokens, segments and positions [B, T], and examples [B]. Nothing is hidden where
-            segments are 0.
-
         Returns:
           tokens: [B, T] int32, with the selected tokens hidden.
           targets: [B, T] int32, the original tokens.

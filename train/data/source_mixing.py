@@ -10,8 +10,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from train.data.batches import TextTrainingBatches, TrainingBatches, example_ids, host_rows
-from train.data.examples import seeded_permutation
+from train.data.batches import (
+    TextTrainingBatches,
+    TrainingBatches,
+    example_ids,
+    host_rows,
+    seeded_permutation,
+)
 from train.data.token_file import HostBatch
 from train.errors import UserError
 

@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from train.data.batches import TrainingBatches, example_ids, host_rows
+from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import SourceConfig, StreamingConfig
-from train.data.examples import seeded_permutation
 from train.data.files import Notes, TextFile, find_splits
 from train.data.held_data import PYTHON_DATA_PREFIX
 from train.data.rows import START, RecordPosition
@@ -322,18 +321,17 @@ class RowGroup:
 
     def rows(self, cursor: int) -> HostBatch:
         """Return the rows of a batch. The next batch is read; others need a way back or forward."""
-        if self._last is not None and self._last[0] == cursor:
-            return self._last[1]
+        if cursor + 1 == self._cursor and self._last:
+            return self._last
         if cursor < self._cursor:
             self._move(*self.position(cursor))
         while self._cursor <= cursor:
-            batch = self._read()
-        self._last = (cursor, batch)
-        return batch
+            self._last = self._read()
+        return self._last
 
     def _move(self, cursor: int, positions: list[StreamPosition]) -> None:
         self._cursor = cursor
-        self._last: tuple[int, HostBatch] | None = None
+        self._last: HostBatch = {}
         for reader, position in zip(self.readers, positions, strict=True):
             if reader.position != position:
                 reader.seek(position)

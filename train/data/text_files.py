@@ -142,10 +142,6 @@ class DocumentReader:
     ) -> Iterator[tuple[RecordPosition, Document]]:
         """Yield the documents of one file, each with the position after it.
 
-        Args:
-          file: One of the files.
-          start: Position to read from, as it was yielded before.
-
         Raises:
           UserError: As `documents` does.
         """

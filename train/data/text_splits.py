@@ -238,10 +238,6 @@ def choose_held_out_documents(sizes: Sequence[tuple[str, int]], fraction: float)
     The choice does not depend on the place of the corpus or on the order of reading. At least one
     document is chosen (the smallest, if none fits), and at least one is not.
 
-    Args:
-      sizes: Name and number of characters of each document, at least two of them.
-      fraction: Maximum fraction of all characters to choose, between 0 and 1.
-
     Returns:
       The indices of the chosen documents.
     """

@@ -118,15 +118,7 @@ def write_stream(
     *,
     num_characters: float = 0.0,
 ) -> dict[str, Any]:
-    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs.
-
-    Args:
-      folder: Folder of the files.
-      name: Name of the split.
-      documents: Documents of the split.
-      tokenizer: Tokenizer to use.
-      num_characters: About how many characters the documents have, for progress. 0: unknown.
-    """
+    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tally, frame = _Tally(), DocumentFrame.of(tokenizer)
     with (

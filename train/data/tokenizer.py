@@ -80,11 +80,7 @@ def split_into_chunks(
 
 
 def is_character_model(model: dict[str, Any]) -> bool:
-    """Return True if a model gives each character its own token and drops unknown ones.
-
-    Args:
-      model: The model as `component_spec` returns it.
-    """
+    """Return True if a model gives each character its own token and drops unknown ones."""
     return (
         model["type"] == "BPE"
         and not model["merges"]
@@ -302,9 +298,7 @@ class Tokenizer:
     ) -> Iterator[np.ndarray]:  # each [T] int32
         """Yield the tokens of each text, in order, tokenized in batches on all cores.
 
-        Args:
-          texts: The texts.
-          on_characters: Called with the number of characters of each batch that is tokenized.
+        `on_characters` is called with the number of characters of each batch.
         """
         parts = []
         for tokens, is_last in self.encode_pieces(((text,) for text in texts), on_characters):
@@ -320,9 +314,7 @@ class Tokenizer:
     ) -> Iterator[tuple[np.ndarray, bool]]:  # each [t] int32
         """Yield the tokens of texts part by part, with True for the last part of each text.
 
-        Args:
-          texts: The pieces of each text, cut anywhere. They are read as they are needed.
-          on_characters: As in `encode_documents`.
+        The pieces of a text, cut anywhere, are read as they are needed.
         """
         for batch in _batches(self._chunks(texts)):
             chunks = [chunk for chunk, _ in batch]

@@ -305,12 +305,7 @@ class ModelFiles:
 
 
 def settings_files(settings: TokenizerSettings, end_token_ids: tuple[int, ...]) -> dict[str, str]:
-    """Return the files to write beside a tokenizer, by name, for `ModelFiles` to read.
-
-    Args:
-      settings: The settings.
-      end_token_ids: All tokens that end a text, that of the chat template included.
-    """
+    """Return the files to write beside a tokenizer, by name, for `ModelFiles` to read."""
     files: dict[str, str] = {}
     if settings.chat_template:
         files[TEMPLATE_FILE] = settings.chat_template

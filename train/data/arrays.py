@@ -10,6 +10,7 @@ import numpy as np
 from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import DataConfig
 from train.data.examples import choose_held_out_examples
+from train.data.files import SPLITS
 from train.data.token_file import HostBatch
 from train.errors import UserError
 from transformer.validation import Mark, PositiveInt
@@ -38,8 +39,6 @@ class ArrayDataConfig(DataConfig):
 
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name. All have one row for each example."""
-
-SPLITS = ("train", "validation", "test")
 
 HELD_OUT_FRACTION = 0.1
 """Fraction of the training examples to validate on, if there is no such split."""
@@ -96,15 +95,18 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
         all_examples = splits["train"]
         splits["train"] = {key: array[~chosen] for key, array in all_examples.items()}
         splits["validation"] = {key: array[chosen] for key, array in all_examples.items()}
-    # Names, dtypes and shapes are part of the digest: the same bytes may be other numbers.
+    ordered = {name: splits[name] for name in SPLITS if name in splits}
+    return ArrayCorpus(ordered, digest_arrays(ordered))
+
+
+def digest_arrays(splits: Mapping[str, Arrays]) -> str:
+    """Return a digest of arrays: of names, dtypes and shapes too, as equal bytes may differ."""
     digest = hashlib.blake2b(digest_size=16)
     for name, arrays in sorted(splits.items()):
         for key, array in sorted(arrays.items()):
             digest.update(f"{name} {key} {array.dtype} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
-    return ArrayCorpus(
-        {name: splits[name] for name in SPLITS if name in splits}, digest.hexdigest()
-    )
+    return digest.hexdigest()
 
 
 def check_arrays(split: str, arrays: Arrays) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import DataConfig
 from train.data.examples import choose_held_out_examples
-from train.data.files import SPLITS
+from train.data.files import SPLITS, split_of
 from train.data.token_file import HostBatch
 from train.errors import UserError
 from transformer.validation import Mark, PositiveInt
@@ -57,11 +57,7 @@ class ArrayCorpus:
 
     def split(self, name: str) -> Arrays:
         """Return the arrays of a split. Raises UserError if there is none of that name."""
-        if name not in self.splits:
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.splits)}; choose one of these"
-            )
-        return self.splits[name]
+        return split_of(self.splits, name)
 
 
 def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:

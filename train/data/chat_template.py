@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import functools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -184,27 +184,18 @@ class ChatTemplate:
                     f"chat template: does not read {name}; leave {name} out, or give a template "
                     "that has it with data.chat_template"
                 )
-        answers = [message for message in messages if message["role"] == ASSISTANT]
+        answers = [each for each in messages if each["role"] == ASSISTANT]
         for names in WRITTEN_FIELDS:
             given = [name for each in answers for name in names if each.get(name)]
-            if given and not self.writes(names, messages, variables):
+            without = [
+                {"content": ""} | {name: value for name, value in each.items() if name not in names}
+                for each in messages
+            ]
+            if given and self._render(messages, variables) == self._render(without, variables):
                 raise UserError(
                     f"chat template: writes nothing of {given[0]}; leave it out, or give a "
                     "template that writes it with data.chat_template"
                 )
-
-    def writes(
-        self,
-        names: Container[str],
-        messages: Sequence[Message],
-        variables: Mapping[str, Any] = NO_VARIABLES,
-    ) -> bool:
-        """Return True if fields of the messages change the text."""
-        others = [
-            {"content": ""} | {name: value for name, value in each.items() if name not in names}
-            for each in messages
-        ]
-        return self._render(messages, variables) != self._render(others, variables)
 
     def end_of_turn(self) -> str:
         """Return the text that ends an assistant's turn."""

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -159,9 +160,7 @@ def parse_conversation(location: str, row: Any) -> Conversation:
     if not isinstance(row, Mapping):
         raise UserError(f"{location}: is not an object; {REMEDY}")
     row = {name: value for name, value in row.items() if value is not None}
-    for name, other in UNSUPPORTED.items():
-        if row.get(name):
-            raise UserError(f"{location}: {name} is not supported; give {other} in its place")
+    _check_supported(location, row)
 
     def first_of(names: Sequence[str]) -> str:
         return next((name for name in names if name in row), "")
@@ -174,7 +173,8 @@ def parse_conversation(location: str, row: Any) -> Conversation:
     elif "prompt" in row and "completion" in row:
         read = ["prompt", "completion"]
         prompt, completion = (
-            parse_part(location, name, row[name]) for name in ("prompt", "completion")
+            row[name] if isinstance(row[name], str) else parse_messages(location, name, row[name])
+            for name in ("prompt", "completion")
         )
         if isinstance(prompt, str) != isinstance(completion, str):
             raise UserError(
@@ -231,11 +231,10 @@ def parse_variables(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
     return variables
 
 
-def parse_part(location: str, name: str, value: Any) -> str | tuple[Message, ...]:
-    """Return a text or messages."""
-    if isinstance(value, str):
-        return value
-    return parse_messages(location, name, value)
+def _check_supported(location: str, fields: Mapping[str, Any]) -> None:
+    for name, other in UNSUPPORTED.items():
+        if fields.get(name):
+            raise UserError(f"{location}: {name} is not supported; give {other} in its place")
 
 
 def parse_messages(location: str, name: str, value: Any) -> tuple[Message, ...]:
@@ -275,9 +274,7 @@ def parse_message(location: str, value: Any) -> Message:
         fields["content"] = fields.pop("value")
     if not isinstance(fields.get("role"), str):
         raise UserError(f"{location} has no text 'role'; give one")
-    for name, other in UNSUPPORTED.items():
-        if fields.get(name):
-            raise UserError(f"{location} has {name}, which is not supported; give {other}")
+    _check_supported(location, fields)
     is_answer = fields["role"] == ASSISTANT
     content = fields.get("content")
     if isinstance(content, list | tuple):
@@ -340,24 +337,20 @@ def _located(location: str) -> Iterator[None]:
 def notes_on_fields(template: ChatTemplate, conversations: Iterable[Conversation]) -> Iterator[str]:
     """Yield notes on fields of rows that are not read, and of messages that are not written."""
     unread: dict[str, None] = {}
-    examples: dict[str, Conversation] = {}
+    in_messages: dict[str, None] = {}
     for each in conversations:
         unread |= dict.fromkeys(each.unread)
-        for message in each.messages:
-            for name in message:
-                examples.setdefault(name, each)
+        in_messages |= dict.fromkeys(itertools.chain.from_iterable(each.messages))
     if unread:
         yield f"fields of rows that are not read: {', '.join(unread)}"
+    known = ("weight", "train", *itertools.chain.from_iterable(WRITTEN_FIELDS))
     unwritten = [
         name
-        for name, each in examples.items()
-        if name not in template.source
-        and name not in ("weight", "train")
-        and all(name not in names for names in WRITTEN_FIELDS)
-        and not template.writes((name,), each.messages, each.variables)
+        for name in in_messages
+        if name not in known and not re.search(rf"\b{re.escape(name)}\b", template.source)
     ]
     if unwritten:
-        yield f"fields of messages that the chat template does not write: {', '.join(unwritten)}"
+        yield f"fields of messages that the chat template does not name: {', '.join(unwritten)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

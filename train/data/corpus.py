@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.data.files import split_of
 from train.data.held_data import PYTHON_DATA_PREFIX, held_data
 from train.data.text_splits import TextSplits, hold_out
 from train.data.token_file import (
@@ -57,12 +58,7 @@ class TextCorpus:
 
     def split(self, name: str) -> TokenStream:
         """Return the stream of a split. Raises UserError if there is none of that name."""
-        if name not in self.streams:
-            remedy = "set data.test_path" if name == "test" else "choose one of these"
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.streams)}; {remedy}"
-            )
-        return self.streams[name]
+        return split_of(self.streams, name)
 
     def compressed_bits_per_byte(self, name: str) -> dict[str, float]:
         """Return the bits per byte of gzip -9 and xz -9 on a split's text, which is read again.

@@ -12,7 +12,16 @@ import numpy as np
 from train.data.batches import TrainingBatches, host_rows, seeded_permutation
 from train.data.buckets import Bucket
 from train.data.data_config import DataConfig, TokenizerConfig
-from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
+from train.data.files import (
+    SPLITS,
+    FindFiles,
+    Notes,
+    Split,
+    TextFile,
+    find_all_splits,
+    find_splits,
+    split_of,
+)
 from train.data.rows import located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
@@ -64,7 +73,6 @@ class ExampleDataConfig(DataConfig):
 
 
 Example = TypeVar("Example")
-Split = TypeVar("Split")
 
 ReadFiles = Callable[[Sequence[TextFile], Notes], Iterator[tuple[str, Any]]]
 """Function that yields the rows of files, each with its location for error messages."""
@@ -93,12 +101,7 @@ class ExampleCorpus(Generic[Split]):
 
     def split(self, name: str) -> Split:
         """Return the examples of a split. Raises UserError if there is none of that name."""
-        if name not in self.splits:
-            remedy = "set data.test_path" if name == "test" else "choose one of these"
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.splits)}; {remedy}"
-            )
-        return self.splits[name]
+        return split_of(self.splits, name)
 
 
 class ExampleSplits(dict[str, Sequence[Example]]):

@@ -6,12 +6,23 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from train.errors import UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
 
 SPLITS = ("train", "validation", "test")
+
+Split = TypeVar("Split")
+
+
+def split_of(splits: Mapping[str, Split], name: str) -> Split:
+    """Return a split of a corpus. Raises UserError if there is none of that name."""
+    if name not in splits:
+        remedy = "set data.test_path" if name == "test" else "choose one of these"
+        raise UserError(f"split {name!r}: the data have only {', '.join(splits)}; {remedy}")
+    return splits[name]
+
 
 KAGGLE_INPUT = pathlib.Path("/kaggle/input")
 """Folder below which Kaggle mounts the data that a notebook adds."""

@@ -34,9 +34,8 @@ class Masking:
           tokenizer: A tokenizer with a mask token (see `Tokenizer.with_mask_token`).
           seed: Seed of the selection.
           mlm_probability: Fraction of the tokens that are selected.
-          mask_replace_prob: Fraction of the selected tokens that are replaced by the mask.
-          random_replace_prob: Fraction of the selected tokens that are replaced by a random token
-            that is not special.
+          mask_replace_prob: Fraction of the selected tokens that become the mask.
+          random_replace_prob: Fraction of the selected tokens that become a random, regular token.
 
         Raises:
           ValueError: The tokenizer has no mask token.

@@ -5,7 +5,6 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -213,17 +212,8 @@ def source_data(config: TextDataConfig, source: SourceConfig) -> TextDataConfig:
     )
 
 
-class ListedSource(NamedTuple):
-    """A source of the settings."""
-
-    section: str
-    """Its settings, for error messages: `data.sources.0`, or `data` for a single stream."""
-    name: str
-    config: SourceConfig
-
-
-def listed_sources(config: TextDataConfig) -> list[ListedSource]:
-    """Return the sources with their names.
+def listed_sources(config: TextDataConfig) -> list[tuple[str, str, SourceConfig]]:
+    """Return the section of the settings of each source, its name, and its settings.
 
     Raises:
       UsageError: Two have the same name, or there is a path beside them that would not be read.
@@ -231,7 +221,7 @@ def listed_sources(config: TextDataConfig) -> list[ListedSource]:
     fields = ("path", "validation_path", "test_path", "text_field", "max_bytes")
     if not config.sources:
         only = SourceConfig(**{name: getattr(config, name) for name in fields})
-        return [ListedSource("data", _name_of_path(config.path) or "text", only)]
+        return [("data", _name_of_path(config.path) or "text", only)]
     for field in fields:
         value, default = getattr(config, field), getattr(SourceConfig, field)
         if value != default:
@@ -239,15 +229,15 @@ def listed_sources(config: TextDataConfig) -> list[ListedSource]:
                 f"data.{field} {value}: is ignored when data.sources is set; set it to "
                 f"{default!r}, and data.sources.0.{field} in its place"
             )
-    listed: list[ListedSource] = []
+    listed: list[tuple[str, str, SourceConfig]] = []
     for number, source in enumerate(config.sources):
         name = source.name or _name_of_path(source.path) or f"source{number}"
-        if any(name == each.name for each in listed):
+        if any(name == other for _, other, _ in listed):
             raise UsageError(
                 f"data.sources.{number}.name: {name!r} is already the name of another source; "
                 "give another"
             )
-        listed.append(ListedSource(f"data.sources.{number}", name, source))
+        listed.append((f"data.sources.{number}", name, source))
     return listed
 
 
@@ -272,7 +262,7 @@ def streamed_splits(text: StreamedText, config: TextDataConfig, section: str) ->
 def mixed_splits(config: TextDataConfig) -> TextSplits:
     """Return the splits of all sources, each in proportion to its weight, to train a tokenizer."""
     listed = listed_sources(config)
-    weights = [each.config.weight for each in listed]
+    weights = [source.weight for *_, source in listed]
     every: list[TextSplits] = []
     for section, name, source in listed:
         own = source_data(config, source)

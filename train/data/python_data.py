@@ -124,7 +124,8 @@ def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
         for kind, names in _PAIRS.items():
             if isinstance(config, kind):
                 return functools.partial(_check_pair, names)
-    known = ", ".join(kind.__name__ for kind in (TextDataConfig, *_PAIRS, ArrayDataConfig))
+    pairs = ", ".join(kind.__name__ for kind in _PAIRS)
+    known = f"{TextDataConfig.__name__}, {pairs}, {ArrayDataConfig.__name__}"
     raise UserError(
         f"data: {type(config).__name__} reads no examples from Python; set "
         f"Experiment.data to one of {known}"

@@ -114,17 +114,10 @@ class MixedTrainingBatches(TrainingBatches):
         max_examples: int,
         max_epochs: Sequence[int],
     ):
-        """Set up the batches.
+        """Set up the batches, of the windows of each source in the order of the schedule.
 
-        Args:
-          sources: Windows of each source by name.
-          schedule: Mixture of the sources, in the same order.
-          batch_size: Windows of a batch, over all hosts.
-          max_examples: Examples of the whole run.
-          max_epochs: Passes over each source that are allowed; 0: any number.
-
-        Raises:
-          UserError: A source has too little text for the run.
+        Raises UserError if the `max_examples` of the run are more than `max_epochs` of a source
+        (0: any number) have.
         """
         self.batch_size = batch_size
         self._sources, self._schedule = sources, schedule

@@ -163,17 +163,10 @@ class StreamReader:
         document_masking: bool,
         max_epochs: int,
     ):
-        """Set up a reader. Nothing is read yet.
+        """Set up a reader of the files of these indices. Nothing is read yet.
 
-        Args:
-          text: The source.
-          tokenizer: Its tokenizer.
-          files: Indices of the files that this reader reads.
-          seeds: Seeds of the order.
-          shuffle_window: Documents to shuffle together; 1: keep the order of the files.
-          sequence_length: Tokens of a window, T.
-          document_masking: Number the documents of a window.
-          max_epochs: Passes after which the source has run dry; 0: any number.
+        A `shuffle_window` of 1 keeps the order of the files. After `max_epochs` the source has run
+        dry; 0: never.
         """
         self._text, self._tokenizer = text, tokenizer
         self._frame = DocumentFrame.of(tokenizer)
@@ -305,6 +298,7 @@ class RowGroup:
 
     def __init__(self, readers: list[StreamReader], schedule: MixtureSchedule, num_rows: int):
         self.readers, self._schedule, self._num_rows = readers, schedule, num_rows
+        self._last: HostBatch = {}
         self.seek(0, [StreamPosition()] * len(readers))
 
     def seek(self, cursor: int, positions: list[StreamPosition]) -> None:
@@ -330,8 +324,7 @@ class RowGroup:
         return self._last
 
     def _move(self, cursor: int, positions: list[StreamPosition]) -> None:
-        self._cursor = cursor
-        self._last: HostBatch = {}
+        self._cursor, self._last = cursor, {}
         for reader, position in zip(self.readers, positions, strict=True):
             if reader.position != position:
                 reader.seek(position)
@@ -366,18 +359,9 @@ class StreamedTrainingBatches(TrainingBatches):
         readers: int,
         seed: int,
     ):
-        """Set up the batches. Nothing is read yet.
+        """Set up the batches of sources with these names and weights. Nothing is read yet.
 
-        Args:
-          names: Names of the sources.
-          weights: Share of each source.
-          make_reader: Returns the reader of a source (index) and a group of rows (index).
-          batch_size: Windows of a batch, over all hosts.
-          readers: Groups of rows.
-          seed: Seed of the mixture.
-
-        Raises:
-          UsageError: The rows cannot be divided among the readers.
+        `make_reader` returns the reader of a source (index) and a group of rows (index).
         """
         if batch_size % readers:
             raise UsageError(

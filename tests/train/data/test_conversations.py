@@ -264,7 +264,7 @@ def test_fields_without_effect_are_reported(tmp_path: Path) -> None:
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
     assert corpus.notes[:2] == (
         "fields of rows that are not read: source, score",
-        "fields of messages that the chat template does not write: name, id",
+        "fields of messages that the chat template does not name: name, id",
     )
 
 

@@ -16,6 +16,7 @@ from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import make_mesh
+from train.runtime.backend_probes import mark_broken_kernels
 from train.tasks.array_task import ArrayTask
 from train.tasks.registry import TASKS
 from train.tasks.task import Task, TrainingOptions
@@ -80,6 +81,17 @@ def make_engine_on(
     check_context_parallelism(experiment.model, experiment.data, mesh, hardware)
     task = make_task(experiment)
     return engine(training_config(experiment), mesh, hardware, task.make_model, task.make_loss_fn)
+
+
+def with_broken_kernels(hardware: Hardware, experiment: Experiment) -> Hardware:
+    """Return the hardware with the attention kernels marked that cannot be compiled here."""
+    return mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
 
 
 def with_task(experiment: Experiment, task: Task) -> Experiment:

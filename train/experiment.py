@@ -5,6 +5,7 @@ built. Flags (`--schedule.warmup-steps 200`) and `config.txt` use the same dotte
 """
 
 import dataclasses
+import math
 import re
 from typing import Annotated, Literal
 
@@ -66,17 +67,12 @@ class SampleConfig(Settings, part="sample"):
     """Text to continue, classify, tag or translate."""
     max_new_tokens: PositiveInt = 100
     """Upper limit of the length of a sample, in tokens."""
-    temperature: float = 0.8
+    temperature: Annotated[float, Bounds(0, math.inf)] = 0.8
     """Divisor of the logits. 0: greedy decoding."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """Sample only from this many most likely tokens. 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample only from the most likely tokens that together have this probability."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        with as_usage_errors():
-            self.sampling_config()
 
     def sampling_config(self) -> SamplingConfig:
         """Return the settings of the token sampler."""

@@ -3,8 +3,19 @@
 A resumed run continues bit for bit. Hence nothing that shapes the result may differ from the saved
 run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choices`), and a
 checkpoint of other data or settings is refused (`_restore_state`).
+
+The next batch is always that of the state's `cursor`; `step` counts updates. Whose cursor counts:
+
+- killed: that of the newest valid checkpoint; the batches since then are trained on again.
+- preempted: that of the checkpoint of its last step; no batch is repeated or left out.
+- rolled back: that of the record in `recovery.json`, which lies beyond the batches of the anomaly
+  (`RollbackManager.apply`). A checkpoint that was saved after the rollback has it already.
+
+Batches that were read ahead do not count. Of streamed data, a checkpoint also holds where the
+stream was at its cursor (`data_position`); it is read on from there.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +33,7 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
-from train.rollback import RollbackHistory
+from train.rollback import RollbackManager
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import check_provenance, explain_library_mismatch
 from train.run_folder.run_config import (
@@ -66,7 +77,7 @@ def read_previous_run(
       UserError: The run had a checkpoint, and none is there.
     """
     # Process 0 looks, here too: one that sees another state of a network disk would start anew.
-    with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(folder.checkpoints) as checkpoints:
         if from_scratch and checkpoints.find_newest_valid().step is None:
             return None
         if not broadcast_integers(checkpoints.steps()):
@@ -94,6 +105,19 @@ def _logged_saves(folder: RunFolder) -> list[int]:
         elif line.get("event") in _EVENTS_WITH_CHECKPOINT and is_step_number(line.get("step")):
             steps.append(line["step"])
     return steps
+
+
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        # An earlier "finished" was of other weights, or of other settings of the evaluation.
+        if line.get("event") in ("started", "resumed", "rolled back"):
+            return None
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
 
 
 def pin_previous_choices(
@@ -163,7 +187,7 @@ class StartPoint(NamedTuple):
 def restore_newest(
     run: RunIdentity,
     checkpoints: CheckpointManager,
-    rollbacks: RollbackHistory,
+    rollbacks: RollbackManager,
     *,
     abstract_state: TrainState,
     init: Callable[[], TrainState],

@@ -23,7 +23,7 @@ from train.cli.main import main
 from train.data.tokenizer import Tokenizer
 from train.engines.jit_engine import JitEngine
 from train.errors import UserError
-from train.telemetry.reporter import Reporter
+from train.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]
 
@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("--data.path /no/such/file", 1, "does not exist; give a file, a folder or a glob"),
         ("--data.path=", 2, "data.path: is empty; give a file"),
         ("--model.vocab-size 99", 1, "and the model 99; give"),
-        ("--sample.every 3 --sample.prompt ä", 1, "sample.prompt 'ä': has characters that"),
+        ("--sample.every 3 --sample.prompt ä", 1, "sample.prompt: the text: has characters that"),
         ("--mesh.data 3", 2, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8 devices; give"),
         ("--mesh.tensor 8 --mesh.data 1", 2, "axis heads of size 4: does not divide into 8 parts"),
         ("--batch-size 12", 2, "batch_size 12: does not divide among 8"),
@@ -270,7 +270,7 @@ def test_full_disk_at_a_checkpoint(
         patch.setattr(AsyncCheckpointer, "save", on_a_full_disk)
         result = fit(capsys, trained_run, workdir)
     assert_refused(result, 1, "checkpoints/4: could not be written (No space left on device)")
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2]
     assert sorted(losses(workdir)) == [1, 2, 3, 4]
     assert (workdir / "loss.png").exists()
@@ -319,7 +319,7 @@ def test_oom_during_training(
         patch.setattr(JitEngine, "step", exhausted)
         actual = fit(capsys, trained_run, workdir)
     assert_refused(actual, 1, "memory: ran out asking for 123 bytes; raise grad_accum_steps")
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2, 4]
     assert fit(capsys, trained_run, workdir).status == 0
     assert losses(workdir) == losses(trained_run.workdir)

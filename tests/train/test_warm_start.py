@@ -182,7 +182,7 @@ def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source
         train.fit(experiment, str(folder / "back"), quiet=True, init_from=str(folder / "source"))
     assert event(folder, "back", "rolled back")["checkpoint"] == 0
     engine = make_engine(train.load(str(folder / "back")).experiment, local_hardware())
-    with CheckpointManager(folder / "back" / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(folder / "back" / "checkpoints") as checkpoints:
         start = checkpoints.restore(0, engine.abstract_state()).state
     assert_same_bits(start.params, source.params)
 

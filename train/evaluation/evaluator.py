@@ -2,36 +2,27 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from train.assembly import make_engine, make_task
 from train.checkpoint.manager import CheckpointManager
 from train.data.tokenizer import Tokenizer
 from train.engines.engine import Engine
 from train.engines.lora import LoRAConfig
-from train.errors import UsageError, UserError
+from train.errors import EmptyPathError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
+from train.reporter import Reporter
 from train.run_folder.base_weights import load_base
 from train.run_folder.folder import RunFolder
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.state import TrainState
 from train.tasks.evaluation import EvaluatedModel, EvaluationOptions
-from train.tasks.task import SampleOptions
+from train.tasks.task import SampleOptions, TrainedModel
 from train.tasks.vocabulary import Labels
-from train.telemetry.reporter import Reporter
 from transformer.hardware import Hardware
-
-
-class WeightsOfRun(NamedTuple):
-    """A model with weights, and the vocabulary of its data: a `TrainedModel`."""
-
-    model: Any
-    params: Any
-    tokenizer: Tokenizer | None
-    labels: Labels
 
 
 class Evaluator:
@@ -109,7 +100,7 @@ class Evaluator:
         """Return `sample.prompt` with the model's continuation; for other tasks, its answer."""
         settings, corpus = self.experiment.sample, self.corpus
         [text] = self.task.sample(
-            WeightsOfRun(self.engine.model, params, corpus.tokenizer, corpus.labels),
+            TrainedModel(self.engine.model, params, corpus.tokenizer, corpus.labels),
             [settings.prompt],
             SampleOptions(
                 settings.max_new_tokens, settings.sampling_config(), seed=self.experiment.seed
@@ -197,9 +188,7 @@ def evaluate_weights(
     task = make_task(experiment)
     try:
         corpus = task.prepare_corpus(tokenizer, labels)
-    except UsageError as error:
-        if not str(error).startswith("data.path: is empty"):
-            raise
+    except EmptyPathError as error:
         raise UserError(
             f"{folder.path}: was imported without data; import it again with --data PATH, or "
             "in Python give some: train.load(W).evaluate(data=[...])"

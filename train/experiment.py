@@ -10,13 +10,13 @@ import re
 from typing import Annotated, Literal
 
 from train.data.data_config import DataConfig, TextDataConfig
+from train.detector import RecoveryConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, as_usage_errors
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.recovery.detector import RecoveryConfig
 from train.settings import Settings
 from train.state import EmaConfig, LossScaleConfig
 from train.tasks.language_modeling import LanguageModeling

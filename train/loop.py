@@ -22,10 +22,10 @@ from train.checkpoint.manager import CheckpointManager
 from train.data.batches import prefetch
 from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
+from train.detector import DETECTOR_METRICS
 from train.engines.debug_checks import check_batch_tokens, check_finite
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights
-from train.recovery.detector import DETECTOR_METRICS
 from train.reporter import Reporter
 from train.resume import read_final_metrics
 from train.rollback import Anomaly, AnomalyMonitor

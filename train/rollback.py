@@ -20,10 +20,10 @@ from jax.experimental import multihost_utils
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.retention import RetentionPolicy
+from train.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.errors import UserError, as_damaged, as_user_error
 from train.experiment import CheckpointConfig, Experiment
 from train.files import AnyPath
-from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.reporter import Reporter
 from train.run_folder.folder import RunFolder
 from train.runtime.writing import write_atomically

@@ -23,8 +23,8 @@ from train.data.text_labels import ClassificationDataConfig, prepare_classificat
 from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
+from train.detector import RecoveryConfig
 from train.experiment import Experiment
-from train.recovery.detector import RecoveryConfig
 from train.resume import read_final_metrics
 from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder

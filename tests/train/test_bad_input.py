@@ -21,7 +21,7 @@ from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
-from train.engines.jit_engine import JitEngine
+from train.engines.engine import Engine
 from train.errors import UserError
 from train.reporter import Reporter
 
@@ -307,16 +307,16 @@ def test_oom_during_training(
     capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier checkpoints are valid, and the run resumes from them."""
-    workdir, step = tmp_path / "run", JitEngine.step
+    workdir, step = tmp_path / "run", Engine.step
 
-    def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
+    def exhausted(self: Engine, state: Any, batch: Any) -> Any:
         if int(state.step) == 4:
             message = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
             raise jax.errors.JaxRuntimeError(message)
         return step(self, state, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JitEngine, "step", exhausted)
+        patch.setattr(Engine, "step", exhausted)
         actual = fit(capsys, trained_run, workdir)
     assert_refused(actual, 1, "memory: ran out asking for 123 bytes; raise grad_accum_steps")
     with CheckpointManager(workdir / "checkpoints") as checkpoints:
@@ -328,10 +328,10 @@ def test_oom_during_training(
 def test_oom_at_evaluation(
     capsys: Capture, trained_run: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exhausted(self: JitEngine, params: Any, batch: Any) -> Any:
+    def exhausted(self: Engine, params: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
 
-    monkeypatch.setattr(JitEngine, "evaluate", exhausted)
+    monkeypatch.setattr(Engine, "evaluate", exhausted)
     actual = command(capsys, "evaluate", str(trained_run.workdir))
     assert_refused(actual, 1, "memory: ran out asking for 5 bytes; use devices with more memory")
 

@@ -28,9 +28,9 @@ from tests.train.support import (
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
+from train.detector import RecoveryConfig
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.recovery.detector import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_setup import RunSetup

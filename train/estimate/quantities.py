@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.assembly import make_task, training_config
-from train.engines.engine import make_train_step
+from train.assembly import engine_config, make_task
+from train.engines.compiled_step import make_train_step
 from train.engines.lora import make_lora_layout
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
@@ -116,7 +116,7 @@ class StateShapes(NamedTuple):
         if lora is not None:
             frozen = lora.freeze(jax.eval_shape(model.init_params, jax.random.key(0)))
             axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
-        config = training_config(experiment)
+        config = engine_config(experiment)
         step = make_train_step(config, task.make_loss_fn(model), axes, model.config.d_model)
         init = functools.partial(
             init_state,

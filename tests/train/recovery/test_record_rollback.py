@@ -10,8 +10,8 @@ import pytest
 from tests.train.support import state_of, tiny
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.retention import RetentionPolicy
+from train.detector import RecoveryConfig
 from train.experiment import CheckpointConfig
-from train.recovery.detector import RecoveryConfig
 from train.rollback import Anomaly, Rollback, RollbackManager, RollbackRecord
 from train.run_folder.folder import RunFolder
 

@@ -15,10 +15,10 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
+from train.detector import RecoveryConfig
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
 from train.reporter import Reporter
 from train.rollback import Rollback, RollbackManager, RollbackRecord
 from train.runtime.local_hardware import local_hardware

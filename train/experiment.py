@@ -237,11 +237,8 @@ class Experiment(Settings):
     def _check_batch(self) -> None:
         """Check that batches have rows or tokens, and that the two limits agree."""
         if not self.batch_tokens:
-            fields = [field.name for field in dataclasses.fields(self.data)]
-            if self.batch_size == 0 and "batch_tokens" in fields:
-                raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             if self.batch_size == 0:
-                raise UsageError("batch_size 0: give 1 or more")
+                raise UsageError("batch_size 0: give 1 or more, or (translation) data.batch_tokens")
             return
         if self.batch_tokens < self.sequence_length:
             raise UsageError(

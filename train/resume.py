@@ -68,10 +68,7 @@ def read_previous_run(
 ) -> PreviousRun | None:
     """Return the run of a folder, or None if it has to start at step 0.
 
-    Args:
-      folder: Folder of the run.
-      hardware: Hardware of this process.
-      from_scratch: Return None also where no checkpoint is left of those that were saved.
+    With `from_scratch`, also where no checkpoint is left of those that were saved.
 
     Raises:
       UserError: The run had a checkpoint, and none is there.
@@ -196,15 +193,8 @@ def restore_newest(
     """Restore the newest valid checkpoint, or initialize the state if there is none.
 
     Damaged newer checkpoints are renamed, so that their steps can be saved again. A rollback that
-    was recorded but not finished is finished first.
-
-    Args:
-      run: The run that is trained.
-      checkpoints: Its checkpoints.
-      rollbacks: Its rollbacks.
-      abstract_state: Shapes, dtypes and shardings of the state to restore.
-      init: Returns the state before the first step.
-      from_scratch: Initialize the state also if all checkpoints are damaged.
+    was recorded but not finished is finished first. With `from_scratch`, the state is initialized
+    also if all checkpoints are damaged.
 
     Raises:
       UserError: all checkpoints are damaged, or they do not belong to this run.
@@ -215,7 +205,7 @@ def restore_newest(
     if newest.step is not None:
         step = newest.step
         state, metadata = _restore_state(run, checkpoints, step, abstract_state)
-        best = BestEvaluation.from_json(metadata.get("best", {}))
+        best = BestEvaluation.from_metadata(metadata)
         data_position = metadata.get("data_position")
         state = rollbacks.apply(state, metadata)
     elif newest.skipped and not from_scratch:

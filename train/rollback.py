@@ -55,17 +55,10 @@ class AnomalyMonitor:
     def find_anomaly(
         self, step: int, cursor: int, metrics: Metrics, *, wait: bool
     ) -> Anomaly | None:
-        """Check the previous step. With `wait`, check this step too, which waits for its end.
+        """Check the previous step, and return an anomaly that needs a rollback.
 
-        Args:
-          step: Number of this step.
-          cursor: Number of its batch.
-          metrics: Metrics of this step, as returned by the engine.
-          wait: The state of this step is about to be saved or evaluated, so it must be known to be
-            normal.
-
-        Returns:
-          An anomaly that needs a rollback; None if there is none.
+        With `wait`, check this step too, which waits for its end: its state is about to be saved or
+        evaluated, so it must be known to be normal.
         """
         previous, self._pending = self._pending, (step, cursor, metrics)
         # Fetching a metric waits for its step. The previous step has ended, or ends before this
@@ -100,11 +93,7 @@ class AnomalyMonitor:
 
 
 def describe_anomaly(metrics: Mapping[str, float]) -> str:
-    """Describe which metrics of a step exceed their limits.
-
-    Args:
-      metrics: Values of `MONITORED_METRICS` and `DETECTOR_METRICS`.
-    """
+    """Describe which of the monitored metrics exceed their limits."""
     problems = []
     for name in (*MONITORED_METRICS, "median_loss"):
         value, limit = metrics[name], metrics[f"{name}_limit"]
@@ -197,15 +186,9 @@ def plan_rollback(
     checkpoints: Sequence[int],
     config: RecoveryConfig,
 ) -> Rollback | None:
-    """Plan a rollback; None if `max_rollbacks` were made for this anomaly.
+    """Plan a rollback to one of the checkpoints; None after `max_rollbacks` for this anomaly.
 
     It is the same anomaly as before if it starts within `rollback_steps` after the last one.
-
-    Args:
-      anomaly: Anomaly to recover from.
-      previous: Last rollback of the run.
-      checkpoints: Steps that can be restored, besides the initial state.
-      config: Settings of the run.
     """
     # Steps are counted as before the rollback, so the run passes the last anomalous step again,
     # with other data. An anomaly that starts near it is the same one.
@@ -284,13 +267,8 @@ class RollbackManager:
     ) -> Rollback:
         """Plan the rollback for an anomaly and record it; save the anomalous state for inspection.
 
-        Args:
-          anomaly: Anomaly to recover from.
-          state: Current state. It is deleted: the devices may not hold a second one.
-          init: Returns the state before the first step, if no checkpoint is old enough. A run that
-            started with weights of another begins with them again.
-          checkpoints: Checkpoints of the run.
-          metadata: Metadata to save with an initial state.
+        The state is deleted: the devices may not hold a second one. Where no checkpoint is old
+        enough, the state before the first step (`init`) is saved with the metadata.
 
         Raises:
           UserError: `max_rollbacks` were made for this anomaly.

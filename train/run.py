@@ -9,9 +9,10 @@ from train.assembly import make_engine, make_task, with_broken_kernels, with_pyt
 from train.checkpoint.manager import CheckpointManager
 from train.data.held_data import PythonData
 from train.data.python_data import is_by_split
-from train.errors import UsageError, UserError, as_usage_errors
+from train.engines.lora import LoRAConfig
+from train.errors import EmptyPathError, UsageError, UserError, as_usage_errors
 from train.evaluation.eval_weights import load_eval_weights
-from train.evaluation.evaluator import evaluate_weights
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.run_folder.base_weights import check_base, load_base
@@ -19,6 +20,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import check_provenance, collect_provenance
 from train.run_folder.run_config import read_experiment, read_labels, read_tokenizer
 from train.runtime.local_hardware import local_hardware
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.runtime.stages import stage
 from train.tasks.task import SampleOptions, TextCallback, TrainedModel
 from train.tasks.text_scores import score_texts
@@ -144,15 +146,21 @@ class Run(TrainedModel):
         return metrics
 
     def _evaluate(self, experiment: Experiment, split: str) -> dict[str, float]:
-        return evaluate_weights(
-            experiment,
-            self.folder,
-            self.model.hardware,
-            self.params,
-            self.tokenizer,
-            self.labels,
-            split,
-        )
+        task = make_task(experiment)
+        try:
+            corpus = task.prepare_corpus(self.tokenizer, self.labels)
+        except EmptyPathError as error:
+            raise UserError(
+                f"{self.folder.path}: was imported without data; import it again with --data PATH, "
+                "or in Python give some: train.load(W).evaluate(data=[...])"
+            ) from error
+        # The weights of a LoRA run are merged: its model is an ordinary one.
+        plain = dataclasses.replace(experiment, lora=LoRAConfig())
+        engine = make_engine(plain, self.model.hardware)
+        if experiment.lora.rank and task.needs_base_weights:
+            engine.frozen = load_base(self.folder, engine)
+        with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
+            return evaluate_split(plain, engine, self.params, corpus, split, whole=True)
 
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Return the metrics logged so far, a dict for each line of metrics.jsonl.

@@ -41,13 +41,7 @@ def log_skipped_checkpoints(setup: RunSetup, reporter: Reporter, start: StartPoi
 
 
 def log_start(setup: RunSetup, reporter: Reporter, step: int) -> None:
-    """Log from which step and with which changes the run starts or resumes, and with which weights.
-
-    Args:
-      setup: The run.
-      reporter: Receives the events and the messages.
-      step: Step of the restored state; 0 at the start.
-    """
+    """Log from which step, with which changes and with which weights the run starts or resumes."""
     experiment, engine, folder = setup.experiment, setup.engine, setup.folder
     hardware = engine.model.hardware
     reporter.log_event(

@@ -413,13 +413,9 @@ def broadcast_integers(values: Sequence[int]) -> list[int]:
 
 
 def _restore_tree(path: epath.Path, abstract_tree: Any, *, require_all: bool) -> Any:
-    """Restore arrays of a checkpoint, bit for bit.
+    """Restore arrays of a checkpoint, bit for bit, placed as the abstract ones.
 
-    Args:
-      path: Folder of the checkpoint.
-      abstract_tree: Tree of `jax.ShapeDtypeStruct`. An array goes to the sharding of its struct,
-        or to the first local device.
-      require_all: Raise if the checkpoint has arrays that the tree has not.
+    With `require_all`, raise if the checkpoint has arrays that the tree has not.
     """
     leaves = tree_paths.named_leaves(abstract_tree)
     requested = tree_paths.describe_leaves(leaves)

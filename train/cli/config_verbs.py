@@ -64,14 +64,7 @@ class StartArguments(ConfigArguments):
 def parse_config_verb(
     verb: str, arguments: list[str], arguments_type: type[Arguments], extra_help: str = ""
 ) -> Arguments:
-    """Parse CONFIG and the flags that change its experiment.
-
-    Args:
-      verb: The verb.
-      arguments: Its arguments.
-      arguments_type: Dataclass of its arguments, with a field `experiment`.
-      extra_help: Text that help shows.
-    """
+    """Parse CONFIG and the flags that change its experiment, a field of the arguments."""
     if not arguments or arguments[0].startswith("-"):
         usage = f"{program_name()} {verb} {VERBS[verb].arguments}"
         raise UsageError(f"{verb}: CONFIG is missing; write {usage}")

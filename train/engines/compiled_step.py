@@ -61,12 +61,8 @@ def make_train_step(
 ) -> TrainStep:
     """Return the training step.
 
-    Args:
-      config: The settings.
-      loss_fn: The loss.
-      logical_axes: Tree of `LogicalAxes` with the structure of the trained parameters.
-      width: Width of the model, D, which some schedules depend on.
-      axis_name: The mapped axis to sum gradients over, if the step is compiled by `pmap`.
+    `logical_axes` has the structure of the trained parameters; some schedules depend on the width
+    of the model, D. A step for `pmap` sums gradients over `axis_name`.
     """
     step_class = CheckedTrainStep if config.debug_checks else TrainStep
     return step_class(

@@ -1,28 +1,19 @@
-"""Evaluate a run while it trains, at its end, and later from its folder."""
+"""Evaluate a run while it trains, and at its end."""
 
-import dataclasses
 import functools
 from typing import Any
 
-from train.assembly import make_engine, make_task
+from train.assembly import make_task
 from train.checkpoint.manager import CheckpointManager
-from train.data.tokenizer import Tokenizer
 from train.engines.engine import Engine
-from train.engines.lora import LoRAConfig
-from train.errors import EmptyPathError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
 from train.reporter import Reporter
-from train.run_folder.base_weights import load_base
-from train.run_folder.folder import RunFolder
-from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.state import TrainState
 from train.tasks.evaluation import EvaluatedModel, EvaluationOptions
 from train.tasks.task import SampleOptions, TrainedModel
-from train.tasks.vocabulary import Labels
-from transformer.hardware import Hardware
 
 
 class Evaluator:
@@ -169,33 +160,3 @@ def evaluate_split(
         engine.frozen,
     )
     return make_task(experiment).evaluate(model, corpus, split, options)
-
-
-def evaluate_weights(
-    experiment: Experiment,
-    folder: RunFolder,
-    hardware: Hardware,
-    params: Any,
-    tokenizer: Tokenizer | None,
-    labels: Labels,
-    split: str,
-) -> dict[str, float]:
-    """Return the metrics of a trained run's weights over the whole of a split.
-
-    Raises:
-      UserError: The data has no such split, or is missing.
-    """
-    task = make_task(experiment)
-    try:
-        corpus = task.prepare_corpus(tokenizer, labels)
-    except EmptyPathError as error:
-        raise UserError(
-            f"{folder.path}: was imported without data; import it again with --data PATH, or "
-            "in Python give some: train.load(W).evaluate(data=[...])"
-        ) from error
-    # The weights of a LoRA run are merged: its model is an ordinary one.
-    engine = make_engine(dataclasses.replace(experiment, lora=LoRAConfig()), hardware)
-    if experiment.lora.rank and task.needs_base_weights:
-        engine.frozen = load_base(folder, engine)
-    with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        return evaluate_split(experiment, engine, params, corpus, split, whole=True)

@@ -27,12 +27,7 @@ _START = "trainable"
 
 
 def load_start(folder: RunFolder, trainable: Any) -> Any:
-    """Return the trainable tree before the first step, for a rollback to there.
-
-    Args:
-      folder: Folder of the run.
-      trainable: Tree of the same structure, shapes and placement.
-    """
+    """Return the trainable tree before the first step, placed as the given one."""
     with CheckpointManager(folder.base_weights) as checkpoints:
         return checkpoints.restore_subtree(_STEP, _START, jax.tree.map(_abstract, trainable))
 

@@ -33,13 +33,8 @@ def write_run_files(
 ) -> None:
     """Write `tokenizer.json`, its settings, `labels.json`, `config.txt` and `config.json`.
 
-    Args:
-      folder: Run folder, prepared by `RunFolder.create`.
-      experiment: Resolved settings, including the vocabulary size.
-      tokenizer: Tokenizer that the model's embedding rows belong to; None for data without text.
-      labels: Class or tag names by index. No file is written if there are none.
-      auto_choices: Value and reason of every `auto` setting. A resumed run keeps them.
-      hardware: Hardware on which `auto_choices` were made.
+    `auto_choices` are the values and reasons of all `auto` settings on the hardware. A resumed run
+    keeps them.
 
     Raises:
       UserError: A file cannot be written.

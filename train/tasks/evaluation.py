@@ -73,10 +73,7 @@ def mean_losses(
 ) -> dict[str, float]:
     """Return the means of the losses over a split, by name.
 
-    Args:
-      model: The model to evaluate.
-      batches: Batches of the split.
-      compute_losses: Losses of a batch, in place of those of the model's loss function.
+    `compute_losses` takes the place of the model's own loss function.
     """
     compute_losses = compute_losses or model.compute_losses
     host, num_hosts = jax.process_index(), jax.process_count()

@@ -320,13 +320,9 @@ class Task(abc.ABC):
     def evaluate(
         self, model: EvaluatedModel, corpus: Any, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
-        """Return the metrics of a split by name: by default the mean of every loss.
+        """Return the metrics of a split ("train", "validation" or "test") by name.
 
-        Args:
-          model: The weights, and the function that computes the losses of a batch.
-          corpus: The result of `prepare_corpus`.
-          split: "train", "validation" or "test".
-          options: Size and number of the batches.
+        By default the mean of every loss.
 
         Raises:
           UserError: The data have no such split.

@@ -91,11 +91,7 @@ class WarmStartSource(NamedTuple):
     init_adapter: str = ""
 
     def read(self, folder: RunFolder, task: TaskConfig | None = None) -> WarmStart | None:
-        """Return the weights, or None if none are asked for.
-
-        Args:
-          folder: Folder of the run that starts.
-          task: Its task; None: that of the source.
+        """Return the weights for a run of a task, or None if none are asked for.
 
         Raises:
           UserError: Two sources are given, the folder holds no run, or the file no word vectors.
@@ -331,11 +327,7 @@ def chosen_names(warm_start: WarmStart, own: Mapping[str, Any]) -> set[str]:
     """Return the tree paths of the source's weights that are asked for and suit the model.
 
     The head of another task, or one with another number of labels, does not: the model has a new
-    one.
-
-    Args:
-      warm_start: The source.
-      own: Parameters of the model, or their shapes, by tree path.
+    one. `own` are the parameters of the model, or their shapes, by tree path.
     """
     return {
         name

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import CheckpointManager, broadcast_integers
 from train.checkpoint.retention import RetentionPolicy
 from train.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.errors import UserError, as_damaged, as_user_error
@@ -151,7 +150,7 @@ class RollbackRecord(Settings):
         if jax.process_index() == 0:
             # One writer: all processes see the same folder, which may be remote.
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        wait_for_all_processes()
+        broadcast_integers([])  # a barrier
 
     @classmethod
     def read(cls, path: AnyPath) -> "RollbackRecord":
@@ -168,12 +167,6 @@ class RollbackRecord(Settings):
             if plain.keys() != {"rollbacks", "cleared"} or not isinstance(plain["rollbacks"], list):
                 raise ValueError("it has other fields than a list of rollbacks and cleared")
             return cls(tuple(Rollback(**each) for each in plain["rollbacks"]), plain["cleared"])
-
-
-def wait_for_all_processes() -> None:
-    """Wait until every process of the run has called this."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("recovery")
 
 
 # States of anomalies are for inspection: the trainer never deletes them.
@@ -316,7 +309,7 @@ class RollbackManager:
         for rollback in self._record.rollbacks:
             checkpoints.pin(rollback.checkpoint)
         later = [step for step in checkpoints.steps() if step > last.checkpoint]
-        wait_for_all_processes()  # every process has listed the steps before any is renamed
+        broadcast_integers([])  # a barrier: every process lists the steps before any is renamed
         if self._record.cleared:
             return
         # A process killed within this loop repeats it. What is renamed is not listed again.

@@ -57,7 +57,6 @@ from train.warm_start.sources import (
     check_same_weights,
     copy_files_of_source,
     merge_params,
-    names_a_tokenizer,
     seeded_weights,
 )
 from transformer.hardware import Hardware
@@ -231,10 +230,12 @@ def prepare_corpus(
 ) -> Corpus:
     """Read the data, with the tokenizer and the labels of a resumed run.
 
-    A warm start brings the tokenizer of its source, unless the settings name one.
+    A warm start brings the tokenizer of its source, whose tokens the weights know, unless the
+    settings name one: of a file, or the bytes.
     """
     tokenizer = previous.tokenizer if previous else None
-    if warm_start is not None and not names_a_tokenizer(experiment.data.tokenizer):
+    requested = experiment.data.tokenizer
+    if warm_start is not None and not (requested is not None and requested.is_given):
         tokenizer = warm_start.tokenizer
     return make_task(experiment).prepare_corpus(tokenizer, previous.labels if previous else None)
 

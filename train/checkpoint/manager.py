@@ -210,11 +210,8 @@ class CheckpointManager:
     def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
         """Save a state in the background, after waiting for the previous save.
 
-        Args:
-          step: Step of the state; it must have no checkpoint yet.
-          state: Pytree of JAX arrays, random keys included. Its buffers may be donated as soon as
-            this returns.
-          metadata: JSON values to store with the state.
+        The buffers of the state, JAX arrays with random keys among them, may be donated as soon as
+        this returns. The metadata are JSON values.
 
         Raises:
           UserError: This save or the previous one failed, of a full disk for example, or the step
@@ -277,16 +274,7 @@ class CheckpointManager:
         return RestoredCheckpoint(state, metadata)
 
     def restore_subtree(self, step: int, name: str, abstract_tree: Any) -> Any:
-        """Restore one field of the state and leave the rest on disk.
-
-        Args:
-          step: One of `steps`.
-          name: Name of the field, such as `params`.
-          abstract_tree: Tree of the field, as in `restore`.
-
-        Raises:
-          UserError: As in `restore`.
-        """
+        """Restore one field of the state, such as `params`, and leave the rest on disk."""
         path = self._verified_path(step)
         with _explain_read_errors(path):
             return _restore_tree(path, {name: abstract_tree}, require_all=False)[name]

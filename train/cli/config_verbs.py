@@ -250,10 +250,8 @@ def run_init(arguments: list[str]) -> int:
     """Write a config file; return the exit status."""
     options = parse(InitArguments, arguments, verb="init")
     write_config(options.file, options.data)
-    if options.json:
-        print_json({"file": options.file})
-    else:
-        print(f"wrote {options.file}; read it, then {program_name()} fit {options.file}")
+    text = f"wrote {options.file}; read it, then {program_name()} fit {options.file}"
+    options.show({"file": options.file}, text)
     return 0
 
 

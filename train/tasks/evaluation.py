@@ -49,7 +49,10 @@ class EvaluationOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvaluatedModel:
-    """A model with weights on its devices, to evaluate."""
+    """A model with weights on its devices, and the functions of its engine that evaluate them.
+
+    An engine computes the losses; answers need none, and ask a `TrainedModel` alone.
+    """
 
     model: Model
     params: Any

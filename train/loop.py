@@ -20,7 +20,6 @@ import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
 from train.data.batches import prefetch
-from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
 from train.detector import DETECTOR_METRICS
 from train.engines.debug_checks import check_batch_tokens, check_finite
@@ -189,8 +188,11 @@ class TrainingLoop:
                 reporter.count_step(step, tokens)
                 self.log_first_save(session)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    shares = source_shares(self.setup.batches, cursor + 1)
-                    reporter.log_training(step, {**fetch_metrics(metrics), **shares})
+                    logged = fetch_metrics(metrics)
+                    shares = self.setup.batches.source_shares(cursor + 1)
+                    if len(shares) > 1:
+                        logged = {**logged, **{f"share/{name}": x for name, x in shares.items()}}
+                    reporter.log_training(step, logged)
 
                 # The monitor reads metrics a step late, so that the host does not wait for the
                 # devices. Before a state is evaluated or saved it must wait: no checkpoint may hold

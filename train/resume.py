@@ -178,7 +178,7 @@ class StartPoint(NamedTuple):
     skipped_checkpoints: list[SkippedCheckpoint]
     """Newer checkpoints that are damaged, newest first."""
     data_position: Any = None
-    """Position in streamed data (`train.data.source_mixing.data_position`)."""
+    """Position in streamed data (`TrainingBatches.position`)."""
 
 
 def restore_newest(

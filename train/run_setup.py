@@ -23,7 +23,6 @@ from train.checkpoint.retention import RetentionPolicy
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_auto, resolve_precision
 from train.data.python_data import check_same_data
-from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
@@ -125,7 +124,7 @@ class RunSetup:
         if self.engine.lora is not None and self.engine.frozen is None:  # resumed
             attach_base(self.engine, self.folder, checkpoints, start.step)
         self.evaluator.restore_best(start.best, checkpoints)
-        seek(self.batches, start.data_position)
+        self.batches.seek(start.data_position)
         return start
 
     def init_state(self) -> TrainState:
@@ -201,11 +200,12 @@ class RunSetup:
 
     def checkpoint_metadata(self, state: TrainState, best: BestEvaluation) -> dict[str, Any]:
         """Return what a checkpoint holds beside the state, as JSON."""
+        position = self.batches.position(int(state.cursor))
         return {
             PROVENANCE_KEY: self.identity.provenance,
             "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
-            **data_position(self.batches, int(state.cursor)),
+            **({} if position is None else {"data_position": position}),
             **base_metadata(self.folder, self.engine),
             **self.recovery.metadata,
         }

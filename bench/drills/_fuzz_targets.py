@@ -184,7 +184,7 @@ def _text(name: str) -> Use:
     def use(folder: pathlib.Path, data: bytes) -> None:
         (folder / name).write_bytes(data)
         config = TextDataConfig(path=str(folder / name), sequence_length=8, tokenizer=BYTES)
-        prepare_text(config, cache_dir=folder / "cache")
+        prepare_text(dataclasses.replace(config, cache_dir=str(folder / "cache")))
 
     return use
 

@@ -9,12 +9,12 @@ from unittest import mock
 import jax
 import numpy as np
 
+from train.data.batches import TrainingBatches
 from train.data.token_file import HostBatch
 from train.engines.engine import Engine
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.task import TrainingBatches
 
 _FACTOR = "gradient_factor"
 

@@ -256,9 +256,9 @@ BUGS = (
     ),
     Bug(
         "a resumed stream that repeats a batch",
-        "train/data/stream_batches.py",
-        "self._positions[self._cursor] = [reader.position for reader in self._readers]",
-        "self._positions[self._cursor + 1] = [reader.position for reader in self._readers]",
+        "train/data/streaming.py",
+        "self._positions[self._cursor] = [reader.position for reader in self.readers]",
+        "self._positions[self._cursor + 1] = [reader.position for reader in self.readers]",
         "train/data/test_streaming.py",
     ),
     Bug(

@@ -13,7 +13,7 @@ from train.config.experiment_files import find_experiment
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.files import TextFile
-from train.data.text_files import read_documents, read_lines
+from train.data.text_files import DocumentReader, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.plan import load_prices
@@ -29,7 +29,7 @@ from train.telemetry.metrics_log import MetricsLog
 
 
 def text(path: Path) -> list[Any]:
-    return contents(read_documents([TextFile(path.name, path)]))
+    return contents(DocumentReader([TextFile(path.name, path)]).documents())
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -69,7 +69,9 @@ def test_files_are_read_to_the_limit(tmp_path: Path, bucket: str) -> None:
         assert read_bytes(path, 5) == b"12345"
         with pytest.raises(UserError, match=r"a.json: has 5 bytes or more, and at most 4 bytes"):
             read_bytes(path, 4)
-        assert contents(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
+        assert contents(DocumentReader([TextFile("a.txt", path)]).documents()) == [
+            ("a.txt", "12345")
+        ]
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:

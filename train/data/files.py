@@ -6,12 +6,23 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from train.errors import EmptyPathError, UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
 
 SPLITS = ("train", "validation", "test")
+
+Split = TypeVar("Split")
+
+
+def split_of(splits: Mapping[str, Split], name: str) -> Split:
+    """Return a split of a corpus. Raises UserError if there is none of that name."""
+    if name not in splits:
+        remedy = "set data.test_path" if name == "test" else "choose one of these"
+        raise UserError(f"split {name!r}: the data have only {', '.join(splits)}; {remedy}")
+    return splits[name]
+
 
 KAGGLE_INPUT = pathlib.Path("/kaggle/input")
 """Folder below which Kaggle mounts the data that a notebook adds."""
@@ -100,11 +111,6 @@ def find_files(path: str, setting: str, split: str = "train") -> tuple[TextFile,
 def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[TextFile, ...]]:
     """Return the files that ``path`` names by split: all as "train", unless it is a data folder.
 
-    Args:
-      path: As in `find_files`.
-      setting: As in `find_files`.
-      notes: Receives what was taken for data and what was not.
-
     Raises:
       UserError: As `find_files` does.
     """
@@ -152,16 +158,7 @@ def find_all_splits(
     section: str = "data",
     find: FindFiles = find_splits,
 ) -> dict[str, SplitFiles]:
-    """Return the files of each split: of its own path, or of the folder of splits that `path` is.
-
-    Args:
-      path: Training data.
-      validation_path: Validation data; empty: those of `path`, if it has some.
-      test_path: Test data; likewise.
-      notes: Receives what was taken for data.
-      section: Settings that hold the paths, for error messages.
-      find: Finds the files of a path.
-    """
+    """Return the files of each split: of its own path, or of the data folder that `path` is."""
     own = find(path, f"{section}.path", notes)
     splits = {"train": SplitFiles(f"{section}.path", path, own["train"])}
     for split, split_path in (("validation", validation_path), ("test", test_path)):

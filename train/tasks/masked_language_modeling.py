@@ -12,7 +12,7 @@ import numpy as np
 from train.data.corpus import TextCorpus
 from train.data.data_config import TextDataConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
-from train.data.mixed_corpora import prepare_any_text, prepare_any_tokenizer
+from train.data.mixed_corpora import prepare_any_text, prepare_tokenizer
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.step import Batch, LossFn
@@ -97,7 +97,7 @@ class MaskedLanguageModelTask(TextTask):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Any:
-        tokenizer = tokenizer or prepare_any_tokenizer(self.data)
+        tokenizer = tokenizer or prepare_tokenizer(self.data)
         return prepare_any_text(self.data, tokenizer=tokenizer.with_mask_token())
 
     def make_model(
@@ -151,7 +151,7 @@ class MaskedLanguageModelTask(TextTask):
         self, corpus: AnyTextCorpus, options: TrainingOptions
     ) -> MaskedTrainingBatches:
         masking = self.make_masking(corpus.tokenizer, options.seed)
-        return MaskedTrainingBatches(self.training_windows(corpus, options), masking)
+        return MaskedTrainingBatches(super().training_batches(corpus, options), masking)
 
     def evaluation_batches(
         self, corpus: TextCorpus, split: str, options: EvaluationOptions

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from train.data.arrays import ArrayDataConfig
+from train.data.batches import TrainingBatches
 from train.data.data_config import DataConfig
-from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.settings import Settings
@@ -97,17 +97,6 @@ class Corpus(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages for the user about changes to the data (truncated, removed), a sentence each."""
-        ...
-
-
-class TrainingBatches(Protocol):
-    """Endless sequence of training batches, each a pure function of the seed and the cursor."""
-
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch `cursor` that belong to one host.
-
-        The arrays include `examples` [B] uint32 and the `weights` of the targets.
-        """
         ...
 
 

@@ -15,6 +15,7 @@ from tests.train.support import NO_DETECTOR, command, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
+from train.data.batches import TrainingBatches
 from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ class Majority(TaskConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class BitBatches:
+class BitBatches(TrainingBatches):
     """Batches as a pure function of seed and cursor."""
 
     shape: tuple[int, int]

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from tests.train.parallel.hlo import Collective, find_collectives
 from tests.train.support import random_rows, tiny
 from train.assembly import make_engine_on
 from train.data.bitext import BitextDataConfig
-from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks.translation import Translation
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     """Results of training a model on a mesh."""
 
     losses: np.ndarray  # [STEPS]
-    collectives: tuple[Collective, ...]
+    collectives: list[Collective]
     mesh: Mesh
     params: Any  # shapes
 

@@ -174,7 +174,7 @@ def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
     for each in view.maps_of("decoder" if causal else "encoder"):
         rows, columns = view.labels_of(each.stage)
         assert each.weights.shape[2:] == (len(rows), len(columns))
-    assert bool(view.next_tokens) == causal
+    assert view.causal == causal
 
 
 def test_sample_rejects_options_without_effect(capsys: Capture, trained: Trained) -> None:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from train.recovery.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
+from train.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
 from train.state import LossScaleConfig, TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 

@@ -190,7 +190,7 @@ BUGS = (
     ),
     Bug(
         "anomalies that enter the history of normal steps",
-        "train/recovery/detector.py",
+        "train/detector.py",
         "jnp.where(accept, new, old), after, detector)",
         "jnp.where(True, new, old), after, detector)",
         "train/recovery/test_detector.py train/recovery/test_monitor.py",

@@ -37,7 +37,7 @@ from train.data.batches import TrainingBatches
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
+from train.detector import RecoveryConfig
 from train.tasks.language_modeling import LanguageModeling, LanguageModelTask
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from train.errors import UsageError, UserError, as_user_error
+from train.errors import EmptyPathError, UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
 
 SPLITS = ("train", "validation", "test")
@@ -115,7 +115,7 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
       UserError: As `find_files` does.
     """
     if not path:
-        raise UsageError(
+        raise EmptyPathError(
             f"{setting}: is empty; give a file, a folder or a glob (docs/tasks.md has the formats)"
         )
     if _NUMBERS.search(path):
@@ -236,7 +236,7 @@ def find_file(path: str, setting: str) -> TextFile:
       UserError: It does not exist, or it is a folder.
     """
     if not path:
-        raise UsageError(f"{setting}: is empty; give the path of a file")
+        raise EmptyPathError(f"{setting}: is empty; give the path of a file")
     with as_user_error(f"{setting} {path}"):
         if (file := find_optional_file(path)) is not None:
             return file

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.assembly import make_engine_on
-from train.engines.jit_engine import JitEngine
 from train.errors import UsageError, UserError, short_reason
 from train.estimate.batch_shapes import (
     max_batch_shape,
@@ -88,7 +87,9 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     """
     mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
-        engine = make_engine_on(mesh, experiment, target.hardware, JitEngine)
+        engine = make_engine_on(
+            mesh, dataclasses.replace(experiment, compile="jit"), target.hardware
+        )
         state: Any = engine.abstract_state()
         batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -20,9 +19,7 @@ from train.step import Batch, LossFn
 from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses
 from train.tasks.task import (
     ModelInputs,
-    SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     TrainingOptions,
     check_no_encoder,
@@ -175,19 +172,6 @@ class MaskedLanguageModelTask(TextTask):
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
         self.encode_prompt(prompt, tokenizer)
 
-    def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
-    ) -> list[str]:
-        """Return each prompt with the most likely token in place of every [MASK]."""
-        answers = [self.fill_masks(trained, prompt) for prompt in prompts]
-        if on_text is not None:
-            on_text("".join(answers))
-        return answers
-
     def model_inputs(
         self, trained: TrainedModel, text: str, target: str | None = None
     ) -> ModelInputs:
@@ -206,8 +190,8 @@ class MaskedLanguageModelTask(TextTask):
             )
         return tokens
 
-    def fill_masks(self, trained: TrainedModel, prompt: str) -> str:
-        """Return the prompt with its masks replaced by the most likely tokens."""
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
+        """Return the prompt with the most likely token in place of every [MASK]."""
         assert isinstance(trained.model, MaskedLanguageModel)
         tokenizer = tokenizer_of(trained)
         tokens = self.encode_prompt(prompt, tokenizer)

@@ -9,8 +9,9 @@ import pytest
 
 from tests.train.support import state_of, tiny
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
+from train.detector import RecoveryConfig
 from train.experiment import CheckpointConfig
-from train.recovery.detector import RecoveryConfig
 from train.rollback import Anomaly, Rollback, RollbackManager, RollbackRecord
 from train.run_folder.folder import RunFolder
 
@@ -32,7 +33,9 @@ def make_manager(tmp_path: Path) -> tuple[RunFolder, RollbackManager]:
 def test_rollback_goes_to_a_due_checkpoint_whose_save_is_in_progress(tmp_path: Path) -> None:
     folder, rollbacks = make_manager(tmp_path)
     current = make_state(17)
-    with CheckpointManager(folder.checkpoints, save_every=8, keep_last=2) as checkpoints:
+    with CheckpointManager(
+        folder.checkpoints, RetentionPolicy(save_every=8, keep_last=2)
+    ) as checkpoints:
         checkpoints.save(11, make_state(11), {})  # of a preempted run: not due
         checkpoints.save(8, make_state(8), {})
         rollback = rollbacks.record_rollback(ANOMALY, current, pytest.fail, checkpoints, {})
@@ -43,13 +46,15 @@ def test_rollback_goes_to_a_due_checkpoint_whose_save_is_in_progress(tmp_path: P
         assert checkpoints.steps() == [8, 32, 40]  # retention leaves it
     assert RollbackRecord.read(folder.rollback_record) == RollbackRecord((rollback,), False)
     assert current.params["w"].is_deleted()
-    with CheckpointManager(folder.anomaly_states, read_only=True) as kept:
+    with CheckpointManager(folder.anomaly_states) as kept:
         assert kept.steps() == [17]
 
 
 def test_initial_state_is_saved_where_no_checkpoint_is_old_enough(tmp_path: Path) -> None:
     folder, rollbacks = make_manager(tmp_path)
-    with CheckpointManager(folder.checkpoints, save_every=8, keep_last=2) as checkpoints:
+    with CheckpointManager(
+        folder.checkpoints, RetentionPolicy(save_every=8, keep_last=2)
+    ) as checkpoints:
         checkpoints.save(16, make_state(16), {})
         rollback = rollbacks.record_rollback(
             ANOMALY, make_state(17), lambda: make_state(0), checkpoints, {"corpus": "ab"}

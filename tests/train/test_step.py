@@ -9,14 +9,9 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
-<<<<<<< HEAD
+from train.detector import AnomalyDetector, RecoveryConfig
 from train.optim.elementwise import Adam, AdamW, Lion
 from train.optim.optimizer import Optimizer, apply_if_accepted
-=======
-from train.detector import AnomalyDetector, RecoveryConfig
-from train.optim.elementwise import AdamW
-from train.optim.optimizer import apply_if_accepted
->>>>>>> main
 from train.optim.optimizer_registry import make_step_optimizer
 from train.state import LossScale, LossScaleConfig, TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean

@@ -11,7 +11,7 @@ from tests.train.support import state_of, tiny
 from train.checkpoint.manager import CheckpointManager
 from train.experiment import CheckpointConfig
 from train.recovery.detector import RecoveryConfig
-from train.rollback import Anomaly, Rollback, RollbackManager, RollbackRecord
+from train.rollback import Anomaly, Rollback, RollbackHistory, RollbackManager, RollbackRecord
 from train.run_folder.folder import RunFolder
 
 ANOMALY = Anomaly(first_step=15, last_step=16, next_batch=20, reason="loss 9, more than 4")
@@ -45,6 +45,22 @@ def test_rollback_goes_to_a_due_checkpoint_whose_save_is_in_progress(tmp_path: P
     assert current.params["w"].is_deleted()
     with CheckpointManager(folder.anomaly_states, read_only=True) as kept:
         assert kept.steps() == [17]
+
+
+def test_later_checkpoints_are_set_aside_once(tmp_path: Path) -> None:
+    """Those that are saved after the rollback stay when the run is resumed."""
+    folder, rollbacks = make_manager(tmp_path)
+    with CheckpointManager(folder.checkpoints, save_every=8, keep_last=4) as checkpoints:
+        for step in (8, 16):
+            checkpoints.save(step, make_state(step), {})
+        rollbacks.record_rollback(ANOMALY, make_state(17), pytest.fail, checkpoints, {})
+        rollbacks.history.set_aside_later_checkpoints(checkpoints)
+        assert checkpoints.steps() == [8]
+        checkpoints.save(24, make_state(24), {})
+        checkpoints.wait()
+        resumed = RollbackHistory(folder.rollback_record, resuming=True)
+        resumed.set_aside_later_checkpoints(checkpoints)
+        assert checkpoints.steps() == [8, 24]
 
 
 def test_initial_state_is_saved_where_no_checkpoint_is_old_enough(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.evaluator import is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.reporter import Reporter
 from train.run_folder import lock
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime import stages
 from train.tasks.language_modeling import LanguageModelTask
 from train.telemetry.goodput import compute_goodput, read_time_records
-from train.telemetry.reporter import Reporter
 from transformer.attention.variants.reformer import ReformerConfig
 from transformer.models.block import BlockConfig
 
@@ -171,7 +171,7 @@ def test_goodput_accounts_for_all_time(finished: Finished) -> None:
 
 def test_checkpoints_kept(finished: Finished) -> None:
     """The newest checkpoint, and the permanent ones."""
-    with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(finished.workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [8, 12]
 
 

@@ -191,9 +191,7 @@ def _importable_name(module: str) -> str | None:
 def check_imports(recorded: object, source: str) -> None:
     """Raise UserError unless the modules that a run recorded are imported. It imports none of them.
 
-    Args:
-      recorded: `imports` of the run's config.json; None if there are none.
-      source: Path of that file.
+    `recorded` is `imports` of the config.json at `source`; None if there are none.
     """
     if recorded is None:
         return

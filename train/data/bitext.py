@@ -15,11 +15,10 @@ from train.data.examples import (
     ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
-    corpus_digest,
+    encode_splits,
     read_splits,
     tokenize_examples,
     tokenizer_for_splits,
-    with_leading_space,
 )
 from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
@@ -140,29 +139,26 @@ def prepare_bitext(
 ) -> ExampleCorpus[BitextSplit]:
     """Read and tokenize the pairs that ``config`` names.
 
-    Args:
-      config: Files and tokenizer.
-      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      start_token: First input token of the decoder, as in `find_start_token`.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
 
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
     splits = read_sentence_pairs(config)
-    tokenizer = tokenizer or tokenizer_for_splits(
+    used = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            name: with_leading_space(text for pair in pairs for text in pair)
-            for name, pairs in splits.items()
+            split: (f" {text.strip()}" for pair in pairs for text in pair)
+            for split, pairs in splits.items()
         },
     )
-    notes = splits.notes
-    start = find_start_token(tokenizer, start_token)
-    encoded = {
-        name: _encode(name, pairs, tokenizer, start, config.max_length, notes)
-        for name, pairs in splits.items()
-    }
-    return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
+    start = find_start_token(used, start_token)
+    return encode_splits(
+        splits,
+        used,
+        lambda split, pairs: _encode(split, pairs, used, start, config.max_length, splits.notes),
+        content=lambda pair: pair,
+    )
 
 
 _SOURCES = ("source", "src", "source_text", "input")
@@ -285,7 +281,7 @@ def encode_sentences(
     after = after if len(after) else np.array([tokenizer.eos_token_id])
     return [
         np.concatenate([before, tokens, after]).astype(np.int32)
-        for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
+        for tokens in tokenize_examples(tokenizer, texts)
     ]
 
 

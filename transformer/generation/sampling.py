@@ -16,6 +16,7 @@ from transformer.validation import (
     Bounds,
     NonNegativeInt,
     Settings,
+    check_settings,
     check_shapes,
 )
 
@@ -41,6 +42,11 @@ class SamplingConfig(Settings):
     top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample among the smallest set of most probable tokens with this total probability (Holtzman
     et al. 2020, section 3.1); 1: all."""
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self, ""
+        )  # by the names of the fields alone, which callers have as arguments
 
     def values(self) -> SamplingValues:
         """Return the settings whose value a compiled program does not depend on."""

@@ -45,9 +45,9 @@ def planted(fault: Fault) -> Iterator[None]:
         begin(self, *given, **named)
         self.batches = _Batches(self.batches, fault)
 
-    def with_factor(self: TrainStep, state: TrainState, batch: Batch, scale: jax.Array) -> Any:
+    def with_factor(self: TrainStep, state: TrainState, batch: Batch, loss_scale: jax.Array) -> Any:
         rest = {name: array for name, array in batch.items() if name != _FACTOR}
-        grads, sums = gradients(self, state, rest, scale)
+        grads, sums = gradients(self, state, rest, loss_scale)
         factor = batch[_FACTOR][0]
         return jax.tree.map(lambda g: g * factor, grads), sums
 

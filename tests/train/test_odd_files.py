@@ -10,6 +10,7 @@ import pytest
 from tests.train.data.formats import contents
 from tests.train.object_store import bucket as bucket
 from train.config.experiment_files import find_experiment
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.files import TextFile
@@ -111,6 +112,14 @@ def test_impossible_paths_are_errors(path: str) -> None:
     for read in readers:
         with pytest.raises(UsageError, match=r"home folder of ~nouser|contains a NUL"):
             read(path)
+
+
+def test_names_that_are_too_long_are_errors(tmp_path: Path) -> None:
+    path = str(tmp_path / ("a" * 300))
+    with pytest.raises(UserError, match=r"config .*: File name too long; check the path"):
+        find_experiment(f"{path}.py")
+    with pytest.raises(UserError, match=r"File name too long; check the path"):
+        prepare_bitext(BitextDataConfig(path=path, tokenizer=TokenizerConfig("byte")))
 
 
 def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_nam
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES
 from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
 
@@ -172,7 +172,8 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     def two_files(start: str) -> list[TextFile]:
         if start.startswith(HTTP_SCHEMES):  # an address is that of one file
             return []
-        files = [find_optional_file(f"{start}.{ending}") for ending in languages]
+        with as_user_error(start):
+            files = [find_optional_file(f"{start}.{ending}") for ending in languages]
         return [file for file in files if file is not None]
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:

@@ -235,7 +235,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     """Return a record. One that is damaged is that of an unknown owner."""
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     return record if isinstance(record, dict) and "process" in record else {"process": "unknown"}
 

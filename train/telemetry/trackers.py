@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_damaged
 from train.files import AnyPath
 from train.runtime.signals import PreemptedError
 from train.runtime.writing import is_local, write_atomically
@@ -189,7 +189,10 @@ class Trackers:
         if not self._trackers:
             return
         file = folder / "trackers.json"
-        ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        ids: dict[str, str] = {}
+        if file.exists():
+            with as_damaged(str(file), "JSON", "delete it, and each tracker begins a new run"):
+                ids = json.loads(file.read_text())
 
         def start(kind: TrackerName, tracker: Tracker) -> None:
             ids[kind] = tracker.start(ids.get(kind, ""), name, config.project, folder, settings)

@@ -259,7 +259,7 @@ def test_formats_of_pairs() -> None:
 
 
 def test_fields_without_effect_are_reported(tmp_path: Path) -> None:
-    turns = [TURNS[0] | {"name": "Ann", "id": 3}, TURNS[1] | {"weight": 1}]
+    turns = [TURNS[0] | {"name": "Ann", "id": 3}, TURNS[1] | {"weight": 1, "train": True}]
     records = [{"messages": turns, "source": "web"}, {"messages": list(TURNS), "score": 1}]
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
     assert corpus.notes[:2] == (

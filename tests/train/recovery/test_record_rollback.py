@@ -23,11 +23,11 @@ def make_state(step: int) -> Any:
     return state.replace(step=jnp.int32(step))
 
 
-def make_manager(tmp_path: Path) -> tuple[RunFolder, RollbackManager]:
+def make_manager(tmp_path: Path, *, resuming: bool = False) -> tuple[RunFolder, RollbackManager]:
     config = RecoveryConfig(rollback_steps=4, skip_batches=3)
     experiment = tiny(tmp_path, recovery=config, checkpoint=CheckpointConfig(every=8))
     folder = RunFolder.create(tmp_path / "run")
-    return folder, RollbackManager(experiment, folder, resuming=False)
+    return folder, RollbackManager(experiment, folder, resuming=resuming)
 
 
 def test_rollback_goes_to_a_due_checkpoint_whose_save_is_in_progress(tmp_path: Path) -> None:
@@ -48,6 +48,23 @@ def test_rollback_goes_to_a_due_checkpoint_whose_save_is_in_progress(tmp_path: P
     assert current.params["w"].is_deleted()
     with CheckpointManager(folder.anomaly_states) as kept:
         assert kept.steps() == [17]
+
+
+def test_later_checkpoints_are_set_aside_once(tmp_path: Path) -> None:
+    """Those that are saved after the rollback stay when the run is resumed."""
+    folder, rollbacks = make_manager(tmp_path)
+    policy = RetentionPolicy(save_every=8, keep_last=4)
+    with CheckpointManager(folder.checkpoints, policy) as checkpoints:
+        for step in (8, 16):
+            checkpoints.save(step, make_state(step), {})
+        rollbacks.record_rollback(ANOMALY, make_state(17), pytest.fail, checkpoints, {})
+        rollbacks.set_aside_later_checkpoints(checkpoints)
+        assert checkpoints.steps() == [8]
+        checkpoints.save(24, make_state(24), {})
+        checkpoints.wait()
+        resumed = make_manager(tmp_path, resuming=True)[1]
+        resumed.set_aside_later_checkpoints(checkpoints)
+        assert checkpoints.steps() == [8, 24]
 
 
 def test_initial_state_is_saved_where_no_checkpoint_is_old_enough(tmp_path: Path) -> None:

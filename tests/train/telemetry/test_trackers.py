@@ -177,6 +177,14 @@ def test_missing_package_raises_before_training(
         start(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
 
 
+def test_damaged_ids_are_refused(tmp_path: Path, folder: RunFolder, wandb: Any) -> None:
+    """A run of another id would be mistaken for the one that is resumed."""
+    folder.trackers.write_text('{"wandb": "a')
+    with pytest.raises(UserError, match=r"trackers.json: is not JSON .*; delete it, and each"):
+        start(folder, experiment_with(tmp_path, "wandb"), pytest.fail)
+    wandb.init.assert_not_called()
+
+
 def test_invalid_settings_raise() -> None:
     with pytest.raises(UsageError, match="name each once"):
         TrackingConfig(("wandb", "wandb"))

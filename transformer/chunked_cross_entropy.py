@@ -175,7 +175,7 @@ def choose_num_chunks(
     """
     # Every chunk reads and writes the sum of d_matrix, and more chunks mean smaller products, which
     # keep an accelerator less busy than a CPU.
-    budget = CHUNK_BYTES[hardware.platform]
+    budget: float = CHUNK_BYTES[hardware.platform]
     if hardware.platform == "cpu":
         # The sum and its next term are two arrays [D, V] where one chunk has only its logits [t, V]
         # and one of them.

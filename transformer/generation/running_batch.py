@@ -12,12 +12,11 @@ as the rows allow: few programs serve every load, and no step computes much more
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int, Shaped, UInt32
 
 from transformer.attention.cache import lengthen_cache
 from transformer.generation.batches import PROMPT_LENGTH_MULTIPLE, pad_right
@@ -81,6 +80,7 @@ class RunningBatch:
         self.sizes, self._stop_tokens = sizes, stop_tokens
         self._limit = max_cache_length(model.config)
         self._state: DecodingState | None = None
+        self._empty_row: DecodingState | None = None
         self._rows: list[BatchRow | None] = []
         self._cache_length = 0
 
@@ -138,7 +138,7 @@ class RunningBatch:
 
     def clear(self) -> None:
         """Remove all rows, and release the memory of the cache."""
-        self._state, self._rows, self._cache_length = None, [], 0
+        self._state, self._empty_row, self._rows, self._cache_length = None, None, [], 0
 
     def compile(self, size: int, prompt_length: int) -> None:
         """Compile the programs of a size, by decoding as many rows. Another thread may do so."""
@@ -166,15 +166,14 @@ class RunningBatch:
                 num_slots = len(self._rows)
         if (num_slots, cache_length) == (len(self._rows), self._cache_length):
             return
-        old, old_slots = self._state, [slot for slot, row in enumerate(self._rows) if row]
-        self._state = _empty_state(self._model, num_slots, cache_length)
+        if cache_length != self._cache_length:
+            self._empty_row = _empty_row(self._model, cache_length)
+        sources = np.full(num_slots, -1, np.int32)
+        sources[: len(rows)] = [slot for slot, row in enumerate(self._rows) if row]
+        old = self._state if rows else self._empty_row
+        self._state = jax.tree.map(lambda *leaves: _take(*leaves, sources), self._empty_row, old)
         self._rows = rows + [None] * (num_slots - len(rows))
         self._cache_length = cache_length
-        if old is not None and rows:
-            # A fixed number of moves: the last one is repeated.
-            count = min(len(old.tokens), num_slots)
-            moves = [min(index, len(rows) - 1) for index in range(count)]
-            self._write(old, [old_slots[index] for index in moves], moves)
 
     def _power_of_two(self, length: int, minimum: int) -> int:
         """Return the smallest power of two from two lengths on, at most the model's positions."""
@@ -198,22 +197,13 @@ class RunningBatch:
             cache_length=length,
         )
         slots = [slot for slot, row in enumerate(self._rows) if row is None][: len(group)]
-        self._write(started, range(len(group)), slots)
+        slots_array = np.array(slots, np.int32)
+        self._state = jax.tree.map(
+            lambda *leaves: _put(*leaves, slots_array), self._state, self._empty_row, started
+        )
         for slot, row in zip(slots, group, strict=True):
             self._rows[slot] = row
         self._receive(group, np.asarray(new), np.asarray(started.remaining))
-
-    def _write(
-        self, source: DecodingState, source_slots: Sequence[int], slots: Sequence[int]
-    ) -> None:
-        self._state = _write_rows(
-            self._state,
-            source,
-            np.array(source_slots, np.int32),
-            np.array(slots, np.int32),
-            model=self._model,
-            cache_length=self._cache_length,
-        )
 
     def _receive(
         self,
@@ -229,42 +219,42 @@ class RunningBatch:
         self._rows = [None if row is None or row.finished else row for row in self._rows]
 
 
-def _empty_cache(model: LanguageModel, batch_size: int, length: int) -> Any:
-    if not decodes_from_cache(model):
-        return jnp.zeros((batch_size, length), jnp.int32)  # the text: see `decode_step`
-    return model.init_cache(batch_size, length)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _empty_row(model: LanguageModel, cache_length: int) -> DecodingState:
+    """Return the state of one row that is finished."""
+    zero, cache = jnp.zeros(1, jnp.int32), jnp.zeros((1, cache_length), jnp.int32)
+    if decodes_from_cache(model):  # else it is the text: see `decode_step`
+        cache = model.init_cache(1, cache_length)
+    keys, number = jax.random.key(0)[None], zero.astype(jnp.float32)
+    return DecodingState(cache, zero, zero, zero, keys, SamplingValues(number, zero, number))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _empty_state(model: LanguageModel, batch_size: int, cache_length: int) -> DecodingState:
-    """Return the state of a batch in which all rows are finished."""
-    zeros = jnp.zeros(batch_size, jnp.int32)
-    floats = zeros.astype(jnp.float32)
-    return DecodingState(
-        cache=_empty_cache(model, batch_size, cache_length),
-        tokens=zeros,
-        positions=zeros,
-        remaining=zeros,
-        rngs=jax.random.split(jax.random.key(0), batch_size),
-        sampling=SamplingValues(temperature=floats, top_k=zeros, top_p=floats),
-    )
+# Leaf by leaf: most have the same shape, and a program for it compiles in a moment. The number of
+# rows that come, and that of the rows of the batch before and after, make many combinations.
 
 
-@functools.partial(jax.jit, static_argnames=("model", "cache_length"), donate_argnames="target")
-def _write_rows(
-    target: DecodingState,
-    source: DecodingState,  # its cache is not longer
-    source_slots: Int[Array, "n"],
-    target_slots: Int[Array, "n"],  # repeated only with what they get
-    *,
-    model: LanguageModel,
-    cache_length: int,  # of the target
-) -> DecodingState:
-    """Return `target` with rows of another state in place of its own."""
+@jax.jit
+def _take(
+    empty: Shaped[Array, "1 ..."],
+    old: Shaped[Array, "A ..."],  # of a cache that is not longer
+    sources: Int[Array, "B"],  # rows of `old`; -1: `empty`
+) -> Shaped[Array, "B ..."]:
+    """Return a leaf of a batch with rows of another."""
+    rows = _lengthen(empty, old[sources])
+    return jnp.where(jnp.expand_dims(sources >= 0, range(1, rows.ndim)), rows, empty)
 
-    def write(row: jax.Array, rows: jax.Array) -> jax.Array:
-        return row.at[target_slots].set(rows)
 
-    rows = jax.tree.map(lambda leaf: leaf[source_slots], source)
-    longer = lengthen_cache(rows.cache, _empty_cache(model, len(source_slots), cache_length))
-    return jax.tree.map(write, target, rows.replace(cache=longer))
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(
+    leaf: Shaped[Array, "B ..."],
+    empty: Shaped[Array, "1 ..."],
+    new: Shaped[Array, "n ..."],  # of a cache that is not longer
+    slots: Int[Array, "n"],
+) -> Shaped[Array, "B ..."]:
+    """Return a leaf of a batch with new rows in some slots."""
+    return leaf.at[slots].set(_lengthen(empty, new))
+
+
+def _lengthen(empty: Shaped[Array, "1 ..."], rows: Shaped[Array, "n ..."]) -> jax.Array:
+    longer: jax.Array = lengthen_cache(rows, jnp.broadcast_to(empty, (len(rows), *empty.shape[1:])))
+    return longer

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from transformer.validation import Bounds, NonNegativeInt, Settings, check_shapes
 
-
 AnyArray = jax.Array | np.ndarray
 """Array of JAX or of NumPy."""
 

@@ -136,7 +136,7 @@ def test_no_number_compiles_anything() -> None:
     model, params = make_decoder(dataclasses.replace(GPT, num_layers=1))
     batch = RunningBatch(model, params, (4,), stop_token_array(3, 61))
     batch.compile(4, 1)
-    functions: Any = (start_rows, continue_rows, running_batch._write_rows)
+    functions: Any = (start_rows, continue_rows, running_batch._take, running_batch._put)
     programs = [function._cache_size() for function in functions]
     for indices in ((0, 1, 2, 3), (4, 5, 6, 7)):
         batch.add([make_row(index) for index in indices])

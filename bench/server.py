@@ -39,6 +39,7 @@ from transformer.generation.sampling import SamplingConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
+from transformer.models.language_model import LanguageModel
 
 GREEDY = SamplingConfig(temperature=0)
 
@@ -135,16 +136,21 @@ class Turns:
     latencies: list[float]
 
 
+def generate_batch(run: Run, rows: list[np.ndarray], options: Options) -> int:
+    """Continue prompts as one batch; return the number of new tokens."""
+    assert isinstance(run.model, LanguageModel)
+    count = options.new_tokens
+    made = generate(run.model, run.params, rows, max_new_tokens=count, sampling=GREEDY)
+    return sum(map(len, made.tokens))
+
+
 def measure(options: Options, count: int, run: Run, server: Server, peer: Runner) -> Turns:
     """Let the server, our `generate` and the peer's take turns."""
     turns = Turns([], [], [], [])
     rows = prompts(options, count)
     for turn in range(options.rounds + 1):  # the first is a warm-up
         start = time.perf_counter()
-        made = generate(
-            run.model, run.params, rows, max_new_tokens=options.new_tokens, sampling=GREEDY
-        )
-        ours = sum(map(len, made.tokens)) / (time.perf_counter() - start)
+        ours = generate_batch(run, rows, options) / (time.perf_counter() - start)
         clients = [Client(server, row, options) for row in rows]
         start = time.perf_counter()
         for client in clients:

@@ -16,7 +16,7 @@ import numpy as np
 
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.requests import RequestError
-from transformer.generation.generate import TOKENS_PER_CALL, stop_token_array
+from transformer.generation.generate import TOKENS_PER_CALL, seed_words, stop_token_array
 from transformer.generation.running_batch import PROMPT_GROUPS, BatchRow, RunningBatch
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
@@ -84,6 +84,10 @@ class Generation(BatchRow):
             return False
         newest = np.append(self.prompt, self.tokens)[-(num_positions // 2) :]
         self.prompt, self.tokens = newest.astype(np.int32), []
+        # As `sample` draws it: by the checksum of the new prompt.
+        seed, _, number = self.seed.tolist()
+        self.seed = seed_words(seed, [self.prompt])[0]
+        self.seed[2] = number
         self.max_new_tokens = min(self.max_tokens, num_positions - len(newest))
         self.finished, self.num_passed_on = False, 0
         return True
@@ -114,8 +118,8 @@ class Engine:
         self._waiting: deque[Generation] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._threads: list[threading.Thread] = []
+        self._start_thread(self._run)
 
     def compile_ahead(self) -> None:
         """Compile the programs of short texts, before there are requests.
@@ -127,12 +131,13 @@ class Engine:
 
         def compile_rest() -> None:
             # First the sizes of groups of prompts.
-            for size in sorted(sizes, key=lambda size: (size not in PROMPT_GROUPS, -size)):
-                self._batch.compile(size, prompt_length=1)
-            for length in 64, 128, 256:
-                self._batch.compile(1, min(length, self._num_positions or length) - 1)
+            in_order = sorted(sizes, key=lambda size: (size not in PROMPT_GROUPS, -size))
+            lengths = (min(length, self._num_positions or length) for length in (64, 128, 256))
+            for size, length in (*((size, 1) for size in in_order), *((1, n - 1) for n in lengths)):
+                if not self._closed:
+                    self._batch.compile(size, length)
 
-        threading.Thread(target=compile_rest, name="compiler", daemon=True).start()
+        self._start_thread(compile_rest)
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Let answers join the batch as soon as it has room.
@@ -154,8 +159,14 @@ class Engine:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(timeout=0.1)
-        return not self._thread.is_alive()
+        for thread in self._threads:
+            thread.join(timeout=0.1)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _start_thread(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
         num_steps = 1

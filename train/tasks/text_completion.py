@@ -13,6 +13,7 @@ from train.tasks.task import TextCallback, TrainedModel, tokenizer_of
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.language_model import LanguageModel
+from transformer.models.model import max_cache_length
 
 
 class StopCompletionError(Exception):
@@ -106,7 +107,7 @@ def complete_tokens(
     except ValueError as error:
         raise UserError(str(error)) from error
     texts = [GeneratedText(tokenizer, row, on_text) for row in rows]
-    for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
+    for group in _group_prompts(rows, max_new_tokens, max_cache_length(model.config)):
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
         try:
             _generate_texts(
@@ -200,7 +201,8 @@ def _generate_texts(
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 
-    model, max_length = _language_model(trained), trained.model.config.max_length
+    model = _language_model(trained)
+    max_length = max_cache_length(model.config)
     stop_tokens = stop_tokens_of(trained)
     while rows and num_tokens:
         if max_length is not None and len(rows[0]) == max_length:

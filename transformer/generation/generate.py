@@ -154,7 +154,7 @@ def stop_token_array(
 
 def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_tokens: int) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
-    config, limit = model.config, model.config.max_length
+    config, limit = model.config, max_cache_length(model.config)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
     for number, prompt in enumerate(prompts):
@@ -168,7 +168,7 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_token
         if room < max_new_tokens:
             raise ValueError(
                 f"prompt {number}: {len(prompt):,} tokens leave no room for {max_new_tokens:,} "
-                f"more among the model's {limit:,} learned positions; "
+                f"more among the model's {limit:,} positions; "
                 + (f"lower max_new_tokens to {room:,}" if room > 0 else "shorten it")
             )
 

@@ -12,6 +12,7 @@ as the rows allow: few programs serve every load, and no step computes much more
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +223,8 @@ class RunningBatch:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _empty_row(model: LanguageModel, cache_length: int) -> DecodingState:
     """Return the state of one row that is finished."""
-    zero, cache = jnp.zeros(1, jnp.int32), jnp.zeros((1, cache_length), jnp.int32)
+    zero = jnp.zeros(1, jnp.int32)
+    cache: Any = jnp.zeros((1, cache_length), jnp.int32)
     if decodes_from_cache(model):  # else it is the text: see `decode_step`
         cache = model.init_cache(1, cache_length)
     keys, number = jax.random.key(0)[None], zero.astype(jnp.float32)

@@ -50,6 +50,9 @@ class SamplingConfig(Settings):
         )
 
 
+MAX_SORTED = 64
+"""Largest k for which top-k sampling sorts, which takes a fraction of the time of a search then."""
+
 ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
 
@@ -85,14 +88,14 @@ def draw_tokens(
     most_likely = argmax_tokens(logits)
     temperature, top_k, top_p = (jnp.asarray(each)[:, None] for each in values)
     samples = temperature > 0
-    truncates = samples & ((top_k > 0) | (top_p < 1))
 
-    def truncate(logits: jax.Array) -> jax.Array:
-        return apply_top_p(apply_top_k(logits, top_k), top_p)
+    def unchanged(logits: jax.Array, limit: jax.Array) -> jax.Array:
+        return logits
 
     def sample() -> jax.Array:
         scaled = apply_temperature(logits, jnp.where(samples, temperature, 1))
-        scaled = jax.lax.cond(jnp.any(truncates), truncate, lambda logits: logits, scaled)
+        scaled = jax.lax.cond(jnp.any(samples & (top_k > 0)), apply_top_k, unchanged, scaled, top_k)
+        scaled = jax.lax.cond(jnp.any(samples & (top_p < 1)), apply_top_p, unchanged, scaled, top_p)
         drawn = sample_gumbel(scaled, jax.vmap(jax.random.fold_in)(rngs, positions))
         return jnp.where(samples[:, 0], drawn, most_likely)
 
@@ -127,7 +130,20 @@ def apply_top_k(
     top_k: Int[Array, "B 1"],  # 0: all
 ) -> Float[Array, "B V"]:
     """Set all but the k largest logits to -inf; of ties, the first are kept."""
-    kept = _precede(logits, jnp.ones_like(logits), top_k.astype(jnp.float32))
+    num_largest = min(MAX_SORTED, logits.shape[-1])
+
+    def sort() -> Bool[Array, "B V"]:
+        index = jnp.maximum(top_k - 1, 0)
+        last, last_token = (
+            jnp.take_along_axis(each, index, axis=-1) for each in jax.lax.top_k(logits, num_largest)
+        )
+        tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
+        return (logits > last) | ((logits == last) & (tokens <= last_token))
+
+    def search() -> Bool[Array, "B V"]:
+        return _precede(logits, jnp.ones_like(logits), top_k.astype(jnp.float32))
+
+    kept = jax.lax.cond(jnp.all(top_k <= num_largest), sort, search)
     return jnp.where(kept | (top_k == 0), logits, -jnp.inf)
 
 

@@ -403,20 +403,31 @@ def test_large_bodies_are_limited_and_may_not_take_long(
 
 
 def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:
-    prompts = ["the", "a cat", "sat", "cat"]
-    found: dict[str, str] = {}
+    """More than the batch has rows; those of 20 tokens outlast the model's 16 positions."""
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.3, "top_k": 4, "seed": 3},
+        {"temperature": 0.7, "top_p": 0.8, "seed": 2**32 - 1},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 0},
+    ]
+    prompts = ["the", "a cat", "sat", "cat", "the", ""]
+    lengths = [20, 5, 20, 9, 20, 1]
+    found: dict[int, str] = {}
 
-    def one(prompt: str) -> None:
-        body = {"prompt": prompt, "max_tokens": 5, "temperature": 0}
-        found[prompt] = ask(server, "/v1/completions", body)[1]["choices"][0]["text"]
+    def one(index: int) -> None:
+        body = {"prompt": prompts[index], "max_tokens": lengths[index], **settings[index]}
+        found[index] = ask(server, COMPLETIONS, body)[1]["choices"][0]["text"]
 
-    threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for prompt in prompts:
-        assert found[prompt] == run.generate(prompt, max_new_tokens=5, temperature=0)
+    for index, prompt in enumerate(prompts):
+        expected = run.generate(prompt, max_new_tokens=lengths[index], **settings[index])
+        assert found[index] == expected
 
 
 def test_key_is_needed_if_there_is_one(run: Run) -> None:

@@ -98,6 +98,15 @@ def test_top_k_breaks_ties_by_index(k: int, expected: set[int]) -> None:
     np.testing.assert_array_equal(actual[chosen], logits[chosen])
 
 
+@pytest.mark.parametrize("k", [3, 64, 65, 96])
+def test_top_k_matches_sorting(k: int) -> None:
+    """With many ties, and on both sides of the k from which on no sort is used."""
+    logits = np.random.default_rng(1).integers(-9, 9, (5, 97)).astype(np.float32)
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    actual = TOP_K(logits, np.full((5, 1), k, np.int32))
+    assert allowed_tokens(actual) == [set(row[:k].tolist()) for row in order]
+
+
 def test_rows_have_settings_of_their_own() -> None:
     """Greedy, whole, top-k and top-p rows in one batch draw what each draws alone."""
     configs = [

@@ -38,7 +38,7 @@ def random_view(tokens: int, layers: int, heads: int) -> AttentionView:
         shown = jnp.asarray(weights), jnp.asarray(visible)
         maps.append(AttentionMap("decoder", layer, "full", *shown))
     labels = [f"·word{index}" for index in range(tokens)]
-    return AttentionView("bench", "random weights", tuple(maps), labels, [], labels[1:])
+    return AttentionView("bench", "random weights", tuple(maps), labels, [], causal=True)
 
 
 def main(tokens: int = 512, layers: int = 12, heads: int = 12, rounds: int = 5) -> None:

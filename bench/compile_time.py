@@ -23,7 +23,6 @@ from rich.table import Table
 
 from train.assembly import make_engine_on, make_task
 from train.config.experiment_files import find_experiment
-from train.engines.jit_engine import JitEngine
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
 from train.runtime.local_hardware import local_hardware
@@ -46,7 +45,7 @@ def compile_seconds(experiment: Experiment) -> float:
     """Return the seconds to trace, lower and compile the training step."""
     jax.clear_caches()
     mesh = make_mesh(experiment.mesh)
-    engine = make_engine_on(mesh, experiment, local_hardware(), JitEngine)
+    engine = make_engine_on(mesh, experiment, local_hardware())
     shape = (experiment.batch_size, experiment.sequence_length)
     batch: Any = {
         "tokens": jax.ShapeDtypeStruct(shape, np.int32),

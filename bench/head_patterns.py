@@ -18,7 +18,7 @@ from rich.table import Table
 
 import train
 from train.assembly import make_task
-from train.data.batches import make_text_evaluation_batches
+from train.data.batches import TextEvaluationBatches
 from train.run import Run
 
 WEIGHTS = frozenset({"weights"})
@@ -48,7 +48,7 @@ def distances(
 def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return reaches [L, N] and distances [L] over held-out windows."""
     corpus: Any = make_task(run.experiment).prepare_corpus()
-    batches = make_text_evaluation_batches(
+    batches = TextEvaluationBatches(
         corpus.split("validation"),
         batch_size=1,
         sequence_length=run.experiment.sequence_length,

@@ -32,7 +32,6 @@ from configs import byte_text, listops
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.examples import ExampleCorpus
 from train.data.text_labels import ClassificationSplit
-from train.engines.jit_engine import JitEngine
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
@@ -95,7 +94,6 @@ def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) 
     task = make_task(experiment).resolve(corpus)
     experiment = with_task(experiment, task)
     engine = make_engine(experiment, local_hardware())
-    assert isinstance(engine, JitEngine)
     batches, state = task.training_batches(corpus, training_options(experiment)), engine.init()
     rows = engine.put_batch(batches.host_batch(0, 0, 1))
     # All batches have one shape, so one program is compiled, measured and run.

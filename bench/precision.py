@@ -32,7 +32,6 @@ from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.corpus import TextCorpus
 from train.data.token_file import HostBatch
-from train.engines.jit_engine import JitEngine
 from train.estimate.chips import CHIPS
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
@@ -92,7 +91,6 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
     for name in POLICIES:
         experiment = resolved(in_precision(base, name), corpus)
         engine = make_engine(experiment, local_hardware())
-        assert isinstance(engine, JitEngine)
         state = engine.init()
         rows = engine.put_batch(first_rows(experiment, corpus))
         step = engine.lower_step(state, rows).compile()
@@ -139,7 +137,6 @@ def _gradients(
     """Yield the leaves of the first batch's gradients, times each loss scale."""
     own = resolved(experiment, corpus)
     engine = make_engine(own, local_hardware())
-    assert isinstance(engine, JitEngine)
     state = engine.init().replace(params=params)
     rows = engine.put_batch(first_rows(own, corpus))
     gradients = jax.jit(engine.train_step.compute_gradients)

@@ -12,7 +12,7 @@ import numpy as np
 
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.config.experiment_files import find_experiment
-from train.data.batches import make_text_evaluation_batches
+from train.data.batches import TextEvaluationBatches
 from train.data.corpus import TextCorpus
 from train.data.text_files import LIBRARY_PATH
 from train.data.token_file import HostBatch, TokenStream
@@ -111,7 +111,7 @@ def held_out(
     """Yield batches of windows of T tokens: see `losses_by_position`."""
     batch_size = max(1, TOKENS_AT_ONCE // length)
     limit = None if windows is None else -(-windows // batch_size)
-    batches = make_text_evaluation_batches(
+    batches = TextEvaluationBatches(
         stream,
         batch_size=batch_size,
         sequence_length=length,

@@ -13,7 +13,6 @@ from flax import linen as nn
 
 import train
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.run import sample
 from transformer import Abilities, BlockConfig, Mixer, MixerConfig, MixerOutput, TransformerConfig
 from transformer.attention.mixer import (
     register_mixer,
@@ -70,4 +69,4 @@ EXPERIMENTS = {"average": train.Experiment("average", model=model, data=data, st
 
 if __name__ == "__main__":
     check_mixer("moving_average")
-    print(sample(train.fit(EXPERIMENTS["average"]), ["def "], max_new_tokens=60)[0])
+    print(train.fit(EXPERIMENTS["average"]).generate("def ", max_new_tokens=60))

@@ -38,7 +38,7 @@ def main(
       steps: Steps of 4,096 pairs of words.
       lowercase: Take words in lower case.
     """
-    splits = TextSplits(TextDataConfig(path=texts))
+    splits = TextSplits.find(TextDataConfig(path=texts))
     documents = [each.text for name in splits.names for each in splits.documents(name)]
     tokenizer = train_tokenizer(
         TokenizerConfig("word", vocab_size=words, lowercase=lowercase), documents

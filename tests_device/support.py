@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from tests.train.support import random_rows, tiny
+from train.assembly import make_engine_on
 from train.engines.engine import Engine
-from train.engines.jit_engine import JitEngine
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.runtime.backend_probes import mark_broken_kernels
@@ -108,7 +108,7 @@ def engine_on(experiment: Experiment, hardware: Hardware, count: int = 1) -> Eng
         on_mesh=count > 1,
     )
     mesh = make_mesh(experiment.mesh if count > 1 else MeshConfig(), jax.devices()[:count])
-    return JitEngine(experiment, mesh, hardware)
+    return make_engine_on(mesh, experiment, hardware)
 
 
 def batch(cursor: int = 0) -> dict[str, np.ndarray]:

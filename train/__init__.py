@@ -8,30 +8,36 @@ run = train.load("runs/mine")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.config.experiment_files import find_experiment
-    from train.data.bitext import BitextDataConfig
-    from train.data.conversations import ConversationDataConfig
-    from train.data.data_config import TextDataConfig, TokenizerConfig
-    from train.data.features import FeatureDataConfig
-    from train.data.listops import ListOpsDataConfig
-    from train.data.preferences import PreferenceDataConfig
-    from train.data.text_labels import ClassificationDataConfig
-    from train.data.token_labels import TokenLabelDataConfig
-    from train.engines.lora import LoRAConfig
-    from train.errors import UserError
-    from train.experiment import Experiment
-    from train.fitting import fit
-    from train.optim.optimizer_registry import register_optimizer
-    from train.optim.schedules import register_schedule
-    from train.run import Run, load
-    from train.tasks.classification import Classification, Tagging
-    from train.tasks.feature_classification import FeatureClassification
-    from train.tasks.instruction import InstructionTuning
-    from train.tasks.language_modeling import LanguageModeling
-    from train.tasks.masked_language_modeling import MaskedLanguageModeling
-    from train.tasks.preference import PreferenceOptimization
-    from train.tasks.registry import register_dataset, register_task
-    from train.tasks.translation import Translation
+    from train.config.experiment_files import find_experiment as find_experiment
+    from train.data.bitext import BitextDataConfig as BitextDataConfig
+    from train.data.conversations import ConversationDataConfig as ConversationDataConfig
+    from train.data.data_config import TextDataConfig as TextDataConfig
+    from train.data.data_config import TokenizerConfig as TokenizerConfig
+    from train.data.features import FeatureDataConfig as FeatureDataConfig
+    from train.data.listops import ListOpsDataConfig as ListOpsDataConfig
+    from train.data.preferences import PreferenceDataConfig as PreferenceDataConfig
+    from train.data.text_labels import ClassificationDataConfig as ClassificationDataConfig
+    from train.data.token_labels import TokenLabelDataConfig as TokenLabelDataConfig
+    from train.engines.lora import LoRAConfig as LoRAConfig
+    from train.errors import UserError as UserError
+    from train.experiment import Experiment as Experiment
+    from train.fitting import fit as fit
+    from train.optim.optimizer_registry import register_optimizer as register_optimizer
+    from train.optim.schedules import register_schedule as register_schedule
+    from train.run import Run as Run
+    from train.run import load as load
+    from train.tasks.classification import Classification as Classification
+    from train.tasks.classification import Tagging as Tagging
+    from train.tasks.feature_classification import FeatureClassification as FeatureClassification
+    from train.tasks.instruction import InstructionTuning as InstructionTuning
+    from train.tasks.language_modeling import LanguageModeling as LanguageModeling
+    from train.tasks.masked_language_modeling import (
+        MaskedLanguageModeling as MaskedLanguageModeling,
+    )
+    from train.tasks.preference import PreferenceOptimization as PreferenceOptimization
+    from train.tasks.registry import register_dataset as register_dataset
+    from train.tasks.registry import register_task as register_task
+    from train.tasks.translation import Translation as Translation
 
 _MODULES = {
     "BitextDataConfig": "data.bitext",
@@ -64,36 +70,7 @@ _MODULES = {
     "register_task": "tasks.registry",
 }
 
-__all__ = [
-    "BitextDataConfig",
-    "Classification",
-    "ClassificationDataConfig",
-    "ConversationDataConfig",
-    "Experiment",
-    "FeatureClassification",
-    "FeatureDataConfig",
-    "InstructionTuning",
-    "LanguageModeling",
-    "ListOpsDataConfig",
-    "LoRAConfig",
-    "MaskedLanguageModeling",
-    "PreferenceDataConfig",
-    "PreferenceOptimization",
-    "Run",
-    "Tagging",
-    "TextDataConfig",
-    "TokenLabelDataConfig",
-    "TokenizerConfig",
-    "Translation",
-    "UserError",
-    "find_experiment",
-    "fit",
-    "load",
-    "register_dataset",
-    "register_optimizer",
-    "register_schedule",
-    "register_task",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -107,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted(__all__)
+    return __all__

@@ -1,7 +1,7 @@
 """Assembly of the parts of an experiment: its task, and the compiled step for some devices."""
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -9,19 +9,17 @@ from jax.sharding import Mesh
 from train.data.arrays import ArrayDataConfig
 from train.data.held_data import PythonData
 from train.data.python_data import hold_data
-from train.engines.engine import Engine, TrainingConfig
-from train.engines.jit_engine import JitEngine
-from train.engines.pmap_engine import PmapEngine
-from train.errors import UsageError, UserError
+from train.engines.compiled_step import EngineConfig
+from train.engines.engine import Engine
+from train.errors import UserError, as_usage_errors
 from train.experiment import Experiment
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import make_mesh
+from train.runtime.backend_probes import mark_broken_kernels
 from train.tasks.array_task import ArrayTask
 from train.tasks.registry import TASKS
 from train.tasks.task import Task, TrainingOptions
 from transformer.hardware import Hardware
-
-AnyEngine = TypeVar("AnyEngine", JitEngine, PmapEngine)
 
 
 def make_task(experiment: Experiment) -> Task:
@@ -35,9 +33,9 @@ def training_options(experiment: Experiment) -> TrainingOptions:
     return TrainingOptions(experiment.batch_size, experiment.seed, experiment.steps)
 
 
-def training_config(experiment: Experiment) -> TrainingConfig:
-    """Return the settings of an experiment's training step and state."""
-    return TrainingConfig(
+def engine_config(experiment: Experiment) -> EngineConfig:
+    """Return the settings of an experiment's engine."""
+    return EngineConfig(
         optimizer=experiment.optimizer,
         schedule=experiment.schedule,
         steps=experiment.steps,
@@ -49,6 +47,7 @@ def training_config(experiment: Experiment) -> TrainingConfig:
         mesh=experiment.mesh,
         seed=experiment.seed,
         debug_checks=experiment.debug_checks,
+        compile=experiment.compile,
     )
 
 
@@ -59,17 +58,11 @@ def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
       UsageError: The mesh or the model cannot be built.
     """
     mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
-    try:
-        if experiment.compile == "pmap":
-            return make_engine_on(mesh, experiment, hardware, PmapEngine)
-        return make_engine_on(mesh, experiment, hardware, JitEngine)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    with as_usage_errors():
+        return make_engine_on(mesh, experiment, hardware)
 
 
-def make_engine_on(
-    mesh: Mesh, experiment: Experiment, hardware: Hardware, engine: type[AnyEngine]
-) -> AnyEngine:
+def make_engine_on(mesh: Mesh, experiment: Experiment, hardware: Hardware) -> Engine:
     """Return the engine of an experiment over a mesh, whose devices may not be here.
 
     Raises:
@@ -79,7 +72,18 @@ def make_engine_on(
     # First of all: what this check refuses would otherwise fail deep inside a trace.
     check_context_parallelism(experiment.model, experiment.data, mesh, hardware)
     task = make_task(experiment)
-    return engine(training_config(experiment), mesh, hardware, task.make_model, task.make_loss_fn)
+    return Engine(engine_config(experiment), mesh, hardware, task.make_model, task.make_loss_fn)
+
+
+def with_broken_kernels(hardware: Hardware, experiment: Experiment) -> Hardware:
+    """Return the hardware with the attention kernels marked that cannot be compiled here."""
+    return mark_broken_kernels(
+        experiment.model,
+        experiment.sequence_length,
+        hardware,
+        segments=experiment.has_segments,
+        on_mesh=experiment.compile == "jit" and hardware.count > 1,
+    )
 
 
 def with_task(experiment: Experiment, task: Task) -> Experiment:

@@ -29,6 +29,10 @@ class UsageError(UserError):
     """Wrong command or setting: an unknown config, field or value. Exit status 2."""
 
 
+class EmptyPathError(UsageError):
+    """A path of data is empty: its config leaves it to the user, or its run was imported."""
+
+
 @contextlib.contextmanager
 def as_user_error(name: str) -> Iterator[None]:
     """Raise a UserError that names a path in place of the errors of reading it."""

@@ -5,17 +5,18 @@ built. Flags (`--schedule.warmup-steps 200`) and `config.txt` use the same dotte
 """
 
 import dataclasses
+import math
 import re
 from typing import Annotated, Literal
 
 from train.data.data_config import DataConfig, TextDataConfig
+from train.detector import RecoveryConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, as_usage_errors
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.recovery.detector import RecoveryConfig
 from train.settings import Settings
 from train.state import EmaConfig, LossScaleConfig
 from train.tasks.language_modeling import LanguageModeling
@@ -66,17 +67,12 @@ class SampleConfig(Settings, part="sample"):
     """Text to continue, classify, tag or translate."""
     max_new_tokens: PositiveInt = 100
     """Upper limit of the length of a sample, in tokens."""
-    temperature: float = 0.8
+    temperature: Annotated[float, Bounds(0, math.inf)] = 0.8
     """Divisor of the logits. 0: greedy decoding."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """Sample only from this many most likely tokens. 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample only from the most likely tokens that together have this probability."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        with as_usage_errors():
-            self.sampling_config()
 
     def sampling_config(self) -> SamplingConfig:
         """Return the settings of the token sampler."""
@@ -241,11 +237,8 @@ class Experiment(Settings):
     def _check_batch(self) -> None:
         """Check that batches have rows or tokens, and that the two limits agree."""
         if not self.batch_tokens:
-            fields = [field.name for field in dataclasses.fields(self.data)]
-            if self.batch_size == 0 and "batch_tokens" in fields:
-                raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
             if self.batch_size == 0:
-                raise UsageError("batch_size 0: give 1 or more")
+                raise UsageError("batch_size 0: give 1 or more, or (translation) data.batch_tokens")
             return
         if self.batch_tokens < self.sequence_length:
             raise UsageError(

@@ -312,15 +312,10 @@ def get_or_create(
     write: Callable[[pathlib.Path], None],
     is_complete: Callable[[pathlib.Path], bool] = pathlib.Path.is_dir,
 ) -> pathlib.Path:
-    """Return ``folder``, after creating it unless it exists and is complete.
+    """Return ``folder``, after `write` has filled it unless it exists and is complete.
 
     If several processes ask for it, one writes and the others wait. The folder is written under
     another name and renamed, so that a kill or a full disk leaves no incomplete folder.
-
-    Args:
-      folder: The folder to create.
-      write: Fills an empty folder.
-      is_complete: Returns True if an existing folder is what `write` made.
 
     Raises:
       UserError: The cache cannot be written (a full disk, no permission).

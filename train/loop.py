@@ -19,27 +19,25 @@ import jax
 import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
-from train.config.io import flatten_experiment
 from train.data.batches import prefetch
-from train.data.source_mixing import source_shares
 from train.data.token_file import HostBatch
+from train.detector import DETECTOR_METRICS
 from train.engines.debug_checks import check_batch_tokens, check_finite
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights
-from train.recovery.detector import DETECTOR_METRICS
+from train.reporter import Reporter
+from train.resume import read_final_metrics
 from train.rollback import Anomaly, AnomalyMonitor
 from train.run import Run
 from train.run_folder.lock import RemoteOwner
-from train.run_folder.run_config import read_final_metrics
 from train.run_setup import RunSetup
 from train.runtime.signals import PreemptedError, StopRequest
 from train.runtime.stages import Stage, stage
-from train.start_messages import print_finished
+from train.start_messages import log_skipped_checkpoints, log_start, print_finished
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
-from train.telemetry.reporter import Reporter
 
 EVALUATED_BY = ("evaluation.", "early_stopping.", "checkpoint.keep_best")
 """Prefixes of the settings that decide which weights a finished run is evaluated with, and how."""
@@ -79,27 +77,22 @@ class TrainingLoop:
             if finished and as_before:
                 metrics = read_final_metrics(self.setup.folder, step)
             if metrics is not None:  # A finished run: nothing to train, evaluate or write.
-                quiet = self.quiet or not is_main_process
-                note = self.setup.unread_source
-                print_finished(self.experiment, self.setup.folder, step, note=note, quiet=quiet)
+                print_finished(self.setup, step, quiet=self.quiet or not is_main_process)
                 weights = self.evaluator.final_weights(state, step, checkpoints)
                 return self.trained_run(weights, metrics)
             if is_main_process:
                 self.setup.write_run_files()
             reporter = Reporter(
-                self.setup.folder.path,
+                self.setup.folder,
+                self.experiment,
                 self.timer,
-                name=self.experiment.name,
-                steps=self.experiment.steps,
                 initial_step=step,
-                tracking=self.experiment.tracking,
-                settings=flatten_experiment(self.experiment),
                 is_main_process=is_main_process,
                 quiet=self.quiet,
             )
             with reporter, StopRequest() as stop_request:
-                self.setup.log_skipped_checkpoints(reporter, start)
-                self.setup.log_start(reporter, step)
+                log_skipped_checkpoints(self.setup, reporter, start)
+                log_start(self.setup, reporter, step)
                 if not finished:
                     session = _Session(checkpoints, reporter, stop_request)
                     state = self.train_with_rollbacks(state, step, session)
@@ -118,14 +111,14 @@ class TrainingLoop:
     def trained_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:
         """Return the trained run with these weights and metrics."""
         return Run(
-            self.experiment,
-            self.setup.folder,
-            self.engine.model,
-            weights.params,
-            self.setup.corpus.tokenizer,
-            weights.steps[-1],
-            metrics,
-            self.setup.corpus.labels,
+            experiment=self.experiment,
+            folder=self.setup.folder,
+            model=self.engine.model,
+            params=weights.params,
+            tokenizer=self.setup.corpus.tokenizer,
+            labels=self.setup.corpus.labels,
+            step=weights.steps[-1],
+            final_metrics=metrics,
         )
 
     def stage_of_restore(self, checkpoints: CheckpointManager) -> AbstractContextManager[Stage]:
@@ -154,7 +147,7 @@ class TrainingLoop:
                 start = self.setup.restore_or_init(checkpoints)
                 state, step = start.state, start.step
             reporter.rewind(step)
-            self.setup.log_skipped_checkpoints(reporter, start)
+            log_skipped_checkpoints(self.setup, reporter, start)
 
     def train_until_anomaly(
         self, state: TrainState, start_step: int, session: _Session
@@ -195,8 +188,11 @@ class TrainingLoop:
                 reporter.count_step(step, tokens)
                 self.log_first_save(session)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    shares = source_shares(self.setup.batches, cursor + 1)
-                    reporter.log_training(step, {**fetch_metrics(metrics), **shares})
+                    logged = fetch_metrics(metrics)
+                    shares = self.setup.batches.source_shares(cursor + 1)
+                    if len(shares) > 1:
+                        logged = {**logged, **{f"share/{name}": x for name, x in shares.items()}}
+                    reporter.log_training(step, logged)
 
                 # The monitor reads metrics a step late, so that the host does not wait for the
                 # devices. Before a state is evaluated or saved it must wait: no checkpoint may hold

@@ -3,8 +3,19 @@
 A resumed run continues bit for bit. Hence nothing that shapes the result may differ from the saved
 run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choices`), and a
 checkpoint of other data or settings is refused (`_restore_state`).
+
+The next batch is always that of the state's `cursor`; `step` counts updates. Whose cursor counts:
+
+- killed: that of the newest valid checkpoint; the batches since then are trained on again.
+- preempted: that of the checkpoint of its last step; no batch is repeated or left out.
+- rolled back: that of the record in `recovery.json`, which lies beyond the batches of the anomaly
+  (`RollbackManager.apply`). A checkpoint that was saved after the rollback has it already.
+
+Batches that were read ahead do not count. Of streamed data, a checkpoint also holds where the
+stream was at its cursor (`data_position`); it is read on from there.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +33,7 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
-from train.rollback import RollbackHistory
+from train.rollback import RollbackManager
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import check_provenance, explain_library_mismatch
 from train.run_folder.run_config import (
@@ -57,16 +68,13 @@ def read_previous_run(
 ) -> PreviousRun | None:
     """Return the run of a folder, or None if it has to start at step 0.
 
-    Args:
-      folder: Folder of the run.
-      hardware: Hardware of this process.
-      from_scratch: Return None also where no checkpoint is left of those that were saved.
+    With `from_scratch`, also where no checkpoint is left of those that were saved.
 
     Raises:
       UserError: The run had a checkpoint, and none is there.
     """
     # Process 0 looks, here too: one that sees another state of a network disk would start anew.
-    with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(folder.checkpoints) as checkpoints:
         if from_scratch and checkpoints.find_newest_valid().step is None:
             return None
         if not broadcast_integers(checkpoints.steps()):
@@ -94,6 +102,19 @@ def _logged_saves(folder: RunFolder) -> list[int]:
         elif line.get("event") in _EVENTS_WITH_CHECKPOINT and is_step_number(line.get("step")):
             steps.append(line["step"])
     return steps
+
+
+def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
+    """Return the metrics of a run that finished at this step. None if it did not."""
+    for line in reversed(EventLog(folder.event_log).read()):
+        # An earlier "finished" was of other weights, or of other settings of the evaluation.
+        if line.get("event") in ("started", "resumed", "rolled back"):
+            return None
+        if line.get("event") == "finished" and line.get("step") == step:
+            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
+                return {name: float(value) for name, value in metrics.items()}
+    return None
 
 
 def pin_previous_choices(
@@ -157,13 +178,13 @@ class StartPoint(NamedTuple):
     skipped_checkpoints: list[SkippedCheckpoint]
     """Newer checkpoints that are damaged, newest first."""
     data_position: Any = None
-    """Position in streamed data (`train.data.source_mixing.data_position`)."""
+    """Position in streamed data (`TrainingBatches.position`)."""
 
 
 def restore_newest(
     run: RunIdentity,
     checkpoints: CheckpointManager,
-    rollbacks: RollbackHistory,
+    rollbacks: RollbackManager,
     *,
     abstract_state: TrainState,
     init: Callable[[], TrainState],
@@ -172,15 +193,8 @@ def restore_newest(
     """Restore the newest valid checkpoint, or initialize the state if there is none.
 
     Damaged newer checkpoints are renamed, so that their steps can be saved again. A rollback that
-    was recorded but not finished is finished first.
-
-    Args:
-      run: The run that is trained.
-      checkpoints: Its checkpoints.
-      rollbacks: Its rollbacks.
-      abstract_state: Shapes, dtypes and shardings of the state to restore.
-      init: Returns the state before the first step.
-      from_scratch: Initialize the state also if all checkpoints are damaged.
+    was recorded but not finished is finished first. With `from_scratch`, the state is initialized
+    also if all checkpoints are damaged.
 
     Raises:
       UserError: all checkpoints are damaged, or they do not belong to this run.
@@ -191,7 +205,7 @@ def restore_newest(
     if newest.step is not None:
         step = newest.step
         state, metadata = _restore_state(run, checkpoints, step, abstract_state)
-        best = BestEvaluation.from_json(metadata.get("best", {}))
+        best = BestEvaluation.from_metadata(metadata)
         data_position = metadata.get("data_position")
         state = rollbacks.apply(state, metadata)
     elif newest.skipped and not from_scratch:

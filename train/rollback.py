@@ -3,33 +3,31 @@
 `AnomalyMonitor` reads the detector's verdicts on the host, one step late so that training does not
 wait. `RollbackManager` plans, and records in `recovery.json` before anything is done. The rollback
 then takes the path of every resume: later checkpoints are set aside, the checkpoint is restored,
-and the state gets the cursor and the learning rate of the rollback (`RollbackHistory`). A process
-may be killed between any two of these steps. What is done already can be told from the record, from
-the names of the folders and from the checkpoint's metadata, so the next process continues there, to
-the same bits.
+and the state gets the cursor and the learning rate of the rollback. A process may be killed between
+any two of these steps. What is done already can be told from the record, from the names of the
+folders and from the checkpoint's metadata, so the next process continues there, to the same bits.
 """
 
 import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
-from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manager import CheckpointManager, broadcast_integers
 from train.checkpoint.retention import RetentionPolicy
+from train.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
 from train.errors import UserError, as_damaged, as_user_error
 from train.experiment import CheckpointConfig, Experiment
 from train.files import AnyPath
-from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS, RecoveryConfig
+from train.reporter import Reporter
 from train.run_folder.folder import RunFolder
 from train.runtime.writing import write_atomically
 from train.state import TrainState
 from train.step import Metrics
-from train.telemetry.reporter import Reporter
 from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Settings
 
 
@@ -45,48 +43,32 @@ class Anomaly:
     """Description of the last step's anomaly."""
 
 
-class _Dispatched(NamedTuple):
-    """Step that was dispatched to the devices and may still be running."""
-
-    step: int
-    cursor: int
-    metrics: Metrics
-
-
 class AnomalyMonitor:
     """Log every skipped update, and return the anomalies that need a rollback."""
 
     def __init__(self, config: RecoveryConfig, reporter: Reporter):
         self._config, self._reporter = config, reporter
-        self._pending: _Dispatched | None = None
+        # Step, cursor and metrics of the step that was dispatched last and may still be running.
+        self._pending: tuple[int, int, Metrics] | None = None
 
     def find_anomaly(
         self, step: int, cursor: int, metrics: Metrics, *, wait: bool
     ) -> Anomaly | None:
-        """Check the previous step. With `wait`, check this step too, which waits for its end.
+        """Check the previous step, and return an anomaly that needs a rollback.
 
-        Args:
-          step: Number of this step.
-          cursor: Number of its batch.
-          metrics: Metrics of this step, as returned by the engine.
-          wait: The state of this step is about to be saved or evaluated, so it must be known to be
-            normal.
-
-        Returns:
-          An anomaly that needs a rollback; None if there is none.
+        With `wait`, check this step too, which waits for its end: its state is about to be saved or
+        evaluated, so it must be known to be normal.
         """
-        previous = self._pending
-        self._pending = _Dispatched(step, cursor, metrics)
+        previous, self._pending = self._pending, (step, cursor, metrics)
         # Fetching a metric waits for its step. The previous step has ended, or ends before this
         # one can start, so reading it leaves the devices busy.
-        anomaly = self._read(previous) if previous else None
+        anomaly = self._read(*previous) if previous else None
         if wait and not anomaly:
             # Forgotten: read again at the next step, it would be logged twice.
-            anomaly, self._pending = self._read(self._pending), None
+            anomaly, self._pending = self._read(step, cursor, metrics), None
         return anomaly
 
-    def _read(self, dispatched: _Dispatched) -> Anomaly | None:
-        step, cursor, fetched = dispatched
+    def _read(self, step: int, cursor: int, fetched: Metrics) -> Anomaly | None:
         # One number decides in nearly every step; the rest is fetched only for an anomaly.
         if "consecutive_anomalies" not in fetched or not float(fetched["skipped"]):
             return None
@@ -110,11 +92,7 @@ class AnomalyMonitor:
 
 
 def describe_anomaly(metrics: Mapping[str, float]) -> str:
-    """Describe which metrics of a step exceed their limits.
-
-    Args:
-      metrics: Values of `MONITORED_METRICS` and `DETECTOR_METRICS`.
-    """
+    """Describe which of the monitored metrics exceed their limits."""
     problems = []
     for name in (*MONITORED_METRICS, "median_loss"):
         value, limit = metrics[name], metrics[f"{name}_limit"]
@@ -172,7 +150,7 @@ class RollbackRecord(Settings):
         if jax.process_index() == 0:
             # One writer: all processes see the same folder, which may be remote.
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        wait_for_all_processes()
+        broadcast_integers([])  # a barrier
 
     @classmethod
     def read(cls, path: AnyPath) -> "RollbackRecord":
@@ -191,82 +169,6 @@ class RollbackRecord(Settings):
             return cls(tuple(Rollback(**each) for each in plain["rollbacks"]), plain["cleared"])
 
 
-def wait_for_all_processes() -> None:
-    """Wait until every process of the run has called this."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("recovery")
-
-
-class RollbackHistory:
-    """Rollbacks of one run: its record, in memory and in its folder."""
-
-    def __init__(self, path: AnyPath, *, resuming: bool):
-        """Read the record of a run that is resumed; a new run starts with an empty one."""
-        self._path = path
-        self._record = RollbackRecord.read(path) if resuming else RollbackRecord()
-        self.skipped_from: int | None = None
-        """First batch that the rollback applied last skips; None: none was applied since the
-        rollbacks were last logged."""
-
-    @property
-    def last(self) -> Rollback | None:
-        """Newest rollback; None if there is none."""
-        return self._record.last
-
-    @property
-    def metadata(self) -> dict[str, int]:
-        """Entries for the metadata of a checkpoint."""
-        return {ROLLBACK_COUNT_KEY: len(self._record.rollbacks)}
-
-    def append(self, rollback: Rollback) -> None:
-        """Record a rollback that is to be carried out by the next restore."""
-        self._write(RollbackRecord((*self._record.rollbacks, rollback), cleared=False))
-
-    def set_aside_later_checkpoints(self, checkpoints: CheckpointManager) -> None:
-        """Rename the checkpoints after the one to restore, unless that was done before."""
-        last = self._record.last
-        if last is None:
-            return
-        # An earlier rollback's checkpoint may be needed again, for the same anomaly.
-        for rollback in self._record.rollbacks:
-            checkpoints.pin(rollback.checkpoint)
-        later = [step for step in checkpoints.steps() if step > last.checkpoint]
-        wait_for_all_processes()  # every process has listed the steps before any is renamed
-        if self._record.cleared:
-            return
-        # A process killed within this loop repeats it. What is renamed is not listed again.
-        for step in later:
-            checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
-        self._write(dataclasses.replace(self._record, cleared=True))
-
-    def apply(self, state: TrainState, metadata: dict[str, Any]) -> TrainState:
-        """Return a restored state with the cursor and learning rate of the last rollback.
-
-        Args:
-          state: State of a checkpoint.
-          metadata: Metadata of the checkpoint. If it was saved after the last rollback, the state
-            has both already.
-        """
-        last = self._record.last
-        if last is None or metadata.get(ROLLBACK_COUNT_KEY, 0) == len(self._record.rollbacks):
-            return state
-        self.skipped_from = int(state.cursor)
-        # Keep the shardings of the restored arrays: the compiled step expects them.
-        cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
-        # Runs without detection have no factor; the batches are skipped all the same.
-        detector = state.anomaly_detector
-        if detector is None:
-            return state.replace(cursor=cursor)
-        lr_factor = jax.device_put(np.float32(last.rate), detector.lr_factor.sharding)
-        detector = detector.replace(lr_factor=lr_factor)
-        return state.replace(cursor=cursor, anomaly_detector=detector)
-
-    def _write(self, record: RollbackRecord) -> None:
-        # On disk first: in memory it may only be what a killed process would find again.
-        record.write(self._path)
-        self._record = record
-
-
 # States of anomalies are for inspection: the trainer never deletes them.
 _KEEP_ALL = 1_000_000
 
@@ -277,15 +179,9 @@ def plan_rollback(
     checkpoints: Sequence[int],
     config: RecoveryConfig,
 ) -> Rollback | None:
-    """Plan a rollback; None if `max_rollbacks` were made for this anomaly.
+    """Plan a rollback to one of the checkpoints; None after `max_rollbacks` for this anomaly.
 
     It is the same anomaly as before if it starts within `rollback_steps` after the last one.
-
-    Args:
-      anomaly: Anomaly to recover from.
-      previous: Last rollback of the run.
-      checkpoints: Steps that can be restored, besides the initial state.
-      config: Settings of the run.
     """
     # Steps are counted as before the rollback, so the run passes the last anomalous step again,
     # with other data. An anomaly that starts near it is the same one.
@@ -339,13 +235,20 @@ def rollback_retention(settings: CheckpointConfig, config: RecoveryConfig) -> Re
 
 
 class RollbackManager:
-    """Plan, record and log the rollbacks of one run."""
+    """The rollbacks of one run: its record, in memory and in its folder."""
 
     def __init__(self, experiment: Experiment, folder: RunFolder, *, resuming: bool):
         """Read the record of a run that is resumed; a new run starts with an empty one."""
         self._experiment, self._config = experiment, experiment.recovery
-        self._states_folder = folder.anomaly_states
-        self.history = RollbackHistory(folder.rollback_record, resuming=resuming)
+        self._path, self._states_folder = folder.rollback_record, folder.anomaly_states
+        self._record = RollbackRecord.read(self._path) if resuming else RollbackRecord()
+        # First batch that the rollback applied last skips; None once that rollback is logged.
+        self._skipped_from: int | None = None
+
+    @property
+    def metadata(self) -> dict[str, int]:
+        """Entries for the metadata of a checkpoint."""
+        return {ROLLBACK_COUNT_KEY: len(self._record.rollbacks)}
 
     def record_rollback(
         self,
@@ -357,13 +260,8 @@ class RollbackManager:
     ) -> Rollback:
         """Plan the rollback for an anomaly and record it; save the anomalous state for inspection.
 
-        Args:
-          anomaly: Anomaly to recover from.
-          state: Current state. It is deleted: the devices may not hold a second one.
-          init: Returns the state before the first step, if no checkpoint is old enough. A run that
-            started with weights of another begins with them again.
-          checkpoints: Checkpoints of the run.
-          metadata: Metadata to save with an initial state.
+        The state is deleted: the devices may not hold a second one. Where no checkpoint is old
+        enough, the state before the first step (`init`) is saved with the metadata.
 
         Raises:
           UserError: `max_rollbacks` were made for this anomaly.
@@ -378,7 +276,7 @@ class RollbackManager:
         candidates = rollback_retention(self._experiment.checkpoint, self._config).steps_to_keep(
             due
         )
-        rollback = plan_rollback(anomaly, self.history.last, sorted(candidates), self._config)
+        rollback = plan_rollback(anomaly, self._record.last, sorted(candidates), self._config)
         # Also if the run ends here: it is the last moment at which the state exists.
         saved = self._save_anomalous_state(state)
         # Free the memory now: the restored state needs as much again.
@@ -399,19 +297,54 @@ class RollbackManager:
             checkpoints.wait()
         # Last: a process killed before this line has recorded nothing. The next one resumes from a
         # normal state and meets the anomaly again.
-        self.history.append(rollback)
+        self._write(RollbackRecord((*self._record.rollbacks, rollback), cleared=False))
         return rollback
+
+    def set_aside_later_checkpoints(self, checkpoints: CheckpointManager) -> None:
+        """Rename the checkpoints after the one to restore, unless that was done before."""
+        last = self._record.last
+        if last is None:
+            return
+        # An earlier rollback's checkpoint may be needed again, for the same anomaly.
+        for rollback in self._record.rollbacks:
+            checkpoints.pin(rollback.checkpoint)
+        later = [step for step in checkpoints.steps() if step > last.checkpoint]
+        broadcast_integers([])  # a barrier: every process lists the steps before any is renamed
+        if self._record.cleared:
+            return
+        # A process killed within this loop repeats it. What is renamed is not listed again.
+        for step in later:
+            checkpoints.set_aside(step, f"rolled-back-{len(self._record.rollbacks)}")
+        self._write(dataclasses.replace(self._record, cleared=True))
+
+    def apply(self, state: TrainState, metadata: Mapping[str, Any]) -> TrainState:
+        """Return the state of a checkpoint with the cursor and learning rate of the last rollback.
+
+        A state that was saved after that rollback, as the checkpoint's metadata tell, has both.
+        """
+        last = self._record.last
+        if last is None or metadata.get(ROLLBACK_COUNT_KEY, 0) == len(self._record.rollbacks):
+            return state
+        self._skipped_from = int(state.cursor)
+        # Keep the shardings of the restored arrays: the compiled step expects them.
+        cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
+        # Runs without detection have no factor; the batches are skipped all the same.
+        detector = state.anomaly_detector
+        if detector is None:
+            return state.replace(cursor=cursor)
+        lr_factor = jax.device_put(np.float32(last.rate), detector.lr_factor.sharding)
+        detector = detector.replace(lr_factor=lr_factor)
+        return state.replace(cursor=cursor, anomaly_detector=detector)
 
     def log_rollback(self, step: int, reporter: Reporter) -> None:
         """Log the rollback that was applied to the restored state of this step, if any."""
-        last = self.history.last
-        if last is None or self.history.skipped_from is None:
+        last = self._record.last
+        if last is None or self._skipped_from is None:
             return
         fields = {**dataclasses.asdict(last), "checkpoint": step}
-        skipped = [self.history.skipped_from, last.cursor - 1]
+        skipped = [self._skipped_from, last.cursor - 1]
         reporter.log_event("rolled back", **fields, skipped_batches=skipped)
-        # Set by the restore that applied the rollback, and logged once for it.
-        self.history.skipped_from = None
+        self._skipped_from = None
         reporter.print_message(
             f"step {last.step}: rolled back to step {step}, continues with batch "
             f"{last.cursor}{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
@@ -420,20 +353,27 @@ class RollbackManager:
 
     def log_if_recovered(self, step: int, reporter: Reporter) -> None:
         """Log at the step from which a new anomaly counts as another one."""
-        last = self.history.last
+        last = self._record.last
         # Equal and not beyond: the loop passes each step once, so this is logged once.
         if last and step == min(last.step + self._config.rollback_steps, self._experiment.steps):
-            fields = dict(anomaly_step=last.step, attempts=last.attempts)
-            reporter.log_event("recovered", step=step, **fields)
+            reporter.log_event(
+                "recovered", step=step, anomaly_step=last.step, attempts=last.attempts
+            )
 
     def _save_anomalous_state(self, state: TrainState) -> str:
         """Save the state for inspection. Return where it is, or why it could not be saved."""
         step, folder = int(state.step), self._states_folder
         try:
-            with CheckpointManager(folder, keep_last=_KEEP_ALL, asynchronous=False) as saved:
+            retention = RetentionPolicy(keep_last=_KEEP_ALL)
+            with CheckpointManager(folder, retention, asynchronous=False) as saved:
                 if step in saved.steps():
                     saved.set_aside(step, "earlier")
-                saved.save(step, state, self.history.metadata)
+                saved.save(step, state, self.metadata)
         except UserError as error:
             return f"its state is not kept ({error})"  # of a full disk: no reason to stop the run
         return f"its state is in {folder / str(step)}"
+
+    def _write(self, record: RollbackRecord) -> None:
+        # On disk first: in memory it may only be what a killed process would find again.
+        record.write(self._path)
+        self._record = record

@@ -5,58 +5,51 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.assembly import make_engine, make_task, with_python_data
+from train.assembly import make_engine, make_task, with_broken_kernels, with_python_data
 from train.checkpoint.manager import CheckpointManager
 from train.data.held_data import PythonData
 from train.data.python_data import is_by_split
-from train.data.tokenizer import Tokenizer
-from train.errors import UsageError, UserError
+from train.engines.lora import LoRAConfig
+from train.errors import EmptyPathError, UsageError, UserError, as_usage_errors
 from train.evaluation.eval_weights import load_eval_weights
-from train.evaluation.evaluator import evaluate_weights
+from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.run_folder.base_weights import check_base, load_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import check_provenance, collect_provenance
 from train.run_folder.run_config import read_experiment, read_labels, read_tokenizer
-from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.runtime.stages import stage
-from train.tasks.task import SampleOptions, TextCallback
+from train.tasks.task import SampleOptions, TextCallback, TrainedModel
 from train.tasks.text_scores import score_texts
-from train.tasks.vocabulary import Labels, check_vocab_size
+from train.tasks.vocabulary import check_vocab_size
 from train.telemetry.event_log import EventLog
 from train.telemetry.loss_plot import draw_losses, event_steps
 from train.telemetry.metrics_log import read_metrics
 from transformer.generation.log_likelihood import LogLikelihood
-from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
-from transformer.models.model import Model
-from transformer.validation import check_seed
+from transformer.generation.sampling import SamplingConfig
 
 if TYPE_CHECKING:  # of an optional package
     from matplotlib.figure import Figure
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Run:
-    """Result of `fit` or `load`: a model with trained weights and its tokenizer."""
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Run(TrainedModel):
+    """Result of `fit` or `load`: a model with trained weights and its tokenizer.
+
+    The weights are those for evaluation: newest, best, averaged or EMA, as the settings say.
+    """
 
     experiment: Experiment
     """Resolved settings: with the vocabulary size and the number of labels."""
     folder: RunFolder
     """Folder of the run."""
-    model: Model
-    """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
-    params: Any
-    """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
-    tokenizer: Tokenizer | None
-    """Tokenizer of the data; None for data without text."""
     step: int
     """Step of the weights."""
     final_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     """Held-out metrics at the end of `fit`. Empty for a loaded run."""
-    labels: Labels = ()
-    """Names of the classes or tags, by number."""
     data: PythonData | None = None
     """Data that `fit` was given from Python. None for data of files, and for a loaded run."""
 
@@ -91,24 +84,16 @@ class Run:
           num_beams: Width of beam search in translation. 0: as in the run's settings.
           seed: Seed of sampling.
           on_text: Called with pieces of the answer to a single prompt as they are generated.
+            Joined, they are the answer.
 
         Raises:
           UserError: A prompt or an option is not valid for the model.
         """
-        try:
+        with as_usage_errors():
             sampling = SamplingConfig(temperature, top_k, top_p)
-        except ValueError as error:
-            raise UsageError(str(error).removeprefix("SamplingConfig.")) from error
+        options = SampleOptions(max_new_tokens, sampling, num_beams, seed, on_text)
         texts = _texts("prompts", prompts)
-        answers = sample(
-            self,
-            texts,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            num_beams=num_beams,
-            seed=seed,
-            on_text=on_text,
-        )
+        answers = make_task(self.experiment).sample(self, texts, options)
         return answers[0] if isinstance(prompts, str) else answers
 
     def score(
@@ -161,15 +146,21 @@ class Run:
         return metrics
 
     def _evaluate(self, experiment: Experiment, split: str) -> dict[str, float]:
-        return evaluate_weights(
-            experiment,
-            self.folder,
-            self.model.hardware,
-            self.params,
-            self.tokenizer,
-            self.labels,
-            split,
-        )
+        task = make_task(experiment)
+        try:
+            corpus = task.prepare_corpus(self.tokenizer, self.labels)
+        except EmptyPathError as error:
+            raise UserError(
+                f"{self.folder.path}: was imported without data; import it again with --data PATH, "
+                "or in Python give some: train.load(W).evaluate(data=[...])"
+            ) from error
+        # The weights of a LoRA run are merged: its model is an ordinary one.
+        plain = dataclasses.replace(experiment, lora=LoRAConfig())
+        engine = make_engine(plain, self.model.hardware)
+        if experiment.lora.rank and task.needs_base_weights:
+            engine.frozen = load_base(self.folder, engine)
+        with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
+            return evaluate_split(plain, engine, self.params, corpus, split, whole=True)
 
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Return the metrics logged so far, a dict for each line of metrics.jsonl.
@@ -250,16 +241,8 @@ def load(
     tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
     if tokenizer is not None:
         check_vocab_size(experiment.model, tokenizer, str(folder.tokenizer), padded=True)
-    hardware = mark_broken_kernels(
-        experiment.model,
-        experiment.sequence_length,
-        hardware,
-        segments=experiment.has_segments,
-        on_mesh=experiment.compile == "jit" and hardware.count > 1,
-    )
-    engine = make_engine(experiment, hardware)
+    engine = make_engine(experiment, with_broken_kernels(hardware, experiment))
     verify = experiment.checkpoint.verify
-
     provenance = collect_provenance(saved, tokenizer, labels)
 
     def check(step: int, metadata: dict[str, Any]) -> None:
@@ -271,7 +254,7 @@ def load(
         engine.frozen = engine.lora.freeze(load_base(folder, engine))
     with (
         stage("reading the weights"),
-        CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints,
+        CheckpointManager(folder.checkpoints, verify=verify) as checkpoints,
     ):
         params, steps = load_eval_weights(
             checkpoints,
@@ -282,7 +265,15 @@ def load(
             check=check,
             merged=merged,
         )
-    return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
+    return Run(
+        experiment=experiment,
+        folder=folder,
+        model=engine.model,
+        params=params,
+        tokenizer=tokenizer,
+        labels=labels,
+        step=steps[-1],
+    )
 
 
 def for_local_devices(experiment: Experiment) -> Experiment:
@@ -301,38 +292,3 @@ def for_local_devices(experiment: Experiment) -> Experiment:
         compile="jit",
         grad_accum_steps=1,
     )
-
-
-def sample(
-    run: Run,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 200,
-    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
-    num_beams: int = 0,
-    seed: int = 0,
-    on_text: TextCallback | None = None,
-) -> list[str]:
-    """Return the model's answer to each prompt.
-
-    The answer is a continuation, a translation, a class, tags, or the text with its masks filled,
-    depending on the task. A task ignores options that do not concern it.
-
-    Args:
-      run: From `fit` or `load`.
-      prompts: One text for each answer.
-      max_new_tokens: Upper limit of the length of a continuation.
-      sampling: Temperature and truncation of the token distribution.
-      num_beams: Width of beam search in translation. 0: as in the run's settings.
-      seed: Seed of sampling.
-      on_text: Called with pieces of the answer to a single prompt as they are generated. Joined,
-        they are the text returned.
-
-    Raises:
-      UserError: a prompt or an option is not valid for the model.
-    """
-    check_seed(seed)
-    if num_beams < 0:
-        raise UsageError(f"beams {num_beams}: give 1 or more, or 0 for the run's own setting")
-    options = SampleOptions(max_new_tokens, sampling, num_beams, seed)
-    return make_task(run.experiment).sample(run, prompts, options, on_text)

@@ -2,18 +2,27 @@
 
 `RunSetup` is one call of `fit` without the loop. Constructing it reads the folder, the data and the
 settings and checks that they fit together. It writes nothing: a run that cannot start leaves its
-folder as it was. Its methods restore or initialize the state, and write what the folder holds
-beside the logs.
+folder as it was. Each of its steps needs what the one before returns:
+
+    previous run -> requested settings -> corpus -> resolved settings -> pinned settings -> engine
+
+Its methods restore or initialize the state, and write what the folder holds beside the logs.
 """
 
 from typing import Any
 
-from train.assembly import make_engine, make_task, training_options, with_task
+from train.assembly import (
+    make_engine,
+    make_task,
+    training_options,
+    with_broken_kernels,
+    with_task,
+)
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_auto, resolve_precision
 from train.data.python_data import check_same_data
-from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engines.lora import LoRAConfig
 from train.errors import UserError
@@ -22,6 +31,7 @@ from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
 from train.parallel.context_parallel import check_batch_divides
 from train.resume import (
+    PreviousRun,
     RunIdentity,
     StartPoint,
     check_resumable,
@@ -34,22 +44,18 @@ from train.run_folder.base_weights import attach_base, base_metadata
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
-from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.writing import set_aside_file
-from train.start_messages import log_start, log_warm_start
 from train.state import TrainState
-from train.tasks.task import Task
-from train.telemetry.reporter import Reporter
+from train.tasks.task import Corpus, Task
 from train.warm_start.lora_start import resolve_lora, start_from_base, unused_settings
 from train.warm_start.sources import (
     PYTHON_SOURCE,
+    WarmStart,
     WarmStartReport,
     WarmStartSource,
     check_same_weights,
     copy_files_of_source,
-    explain_unread_source,
     merge_params,
-    names_a_tokenizer,
     seeded_weights,
 )
 from transformer.hardware import Hardware
@@ -63,73 +69,54 @@ class RunSetup:
         experiment: Experiment,
         folder: RunFolder,
         hardware: Hardware,
-        warm_start: WarmStartSource,
+        source: WarmStartSource,
         *,
         from_scratch: bool = False,
     ):
-        self.folder, self.from_scratch = folder, from_scratch
-        previous = read_previous_run(folder, hardware, from_scratch=from_scratch)
-        self.is_new_run = previous is None
-        if previous:
-            check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
-
-        # Settings and data. The tokenizer of a resumed run is the saved one; the vocabulary size
-        # and the number of labels follow from the data.
-        experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
-        task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
-        # Settings of another run are refused before the data are read, which may take long.
-        check_resumable(folder, previous, experiment, unresolved=("model.", "task.", "lora."))
+        self.folder, self.source, self.from_scratch = folder, source, from_scratch
+        self.previous = read_previous_run(folder, hardware, from_scratch=from_scratch)
+        requested = check_request(experiment, self.previous, folder, hardware)
         # A resumed run has the weights in its checkpoints: their source may be gone.
-        self.warm_start = None if previous else warm_start.read(folder, experiment.task)
-        self.unread_source = explain_unread_source(folder, warm_start) if previous else ""
-        if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
-            tokenizer = self.warm_start.tokenizer
+        self.warm_start = None if self.previous else source.read(folder, requested.task)
         self.warm_start_report: WarmStartReport | None = None
-        self.warm_start_is_logged = previous is not None
-        self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
-        self.experiment = resolve_lora(
-            with_task(experiment, task.resolve(self.corpus)),
-            previous and previous.experiment,
-            self.warm_start,
-            hardware,
-            init_adapter=warm_start.init_adapter,
+        self.warm_start_is_logged = self.previous is not None
+        self.corpus = prepare_corpus(requested, self.previous, self.warm_start)
+        self.experiment = resolve_settings(
+            requested, self.corpus, self.previous, self.warm_start, hardware, source.init_adapter
         )
-        self.notes = tuple(unused_settings(experiment.lora, self.experiment.lora))
-        hardware = mark_broken_kernels(
-            self.experiment.model,
-            self.experiment.sequence_length,
-            hardware,
-            segments=self.experiment.has_segments,
-            on_mesh=self.experiment.compile == "jit" and hardware.count > 1,
-        )
+        self.changed_fields = check_resumable(folder, self.previous, self.experiment)
+        self.unused_settings = tuple(unused_settings(requested.lora, self.experiment.lora))
         self.task = make_task(self.experiment)
-        self.changed_fields = check_resumable(folder, previous, self.experiment)
         check_base_is_frozen(self.task, self.experiment.lora)
-        options = training_options(self.experiment)
-        self.batches = self.task.training_batches(self.corpus, options)
+        self.batches = self.task.training_batches(self.corpus, training_options(self.experiment))
         if self.experiment.sample.every:
             check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
 
         # The engine uses what `auto` was when the run began, also where this version of the package
         # or this machine would choose otherwise: another attention backend rounds differently.
-        pinned = pin_previous_choices(self.experiment, previous, hardware)
+        hardware = with_broken_kernels(hardware, self.experiment)
+        pinned = pin_previous_choices(self.experiment, self.previous, hardware)
         self.pinned_fields = diff_experiments(self.experiment, pinned)
         self.engine = make_engine(pinned, hardware)
-        mesh = self.engine.mesh
-        self.auto_choices = resolve_auto(pinned, hardware, mesh.shape["context"])
+        self.auto_choices = resolve_auto(pinned, hardware, self.engine.mesh.shape["context"])
         field, rows = self.experiment.row_multiple
-        check_batch_divides(mesh, field, rows, self.experiment.grad_accum_steps)
+        check_batch_divides(self.engine.mesh, field, rows, self.experiment.grad_accum_steps)
         self.evaluator = Evaluator(self.experiment, self.engine, self.corpus)
-        self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
+        self.recovery = RollbackManager(self.experiment, folder, resuming=not self.is_new_run)
         record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)
         self.identity = RunIdentity(folder, self.experiment, record, self.corpus.digest)
+
+    @property
+    def is_new_run(self) -> bool:
+        """True if the folder held no run."""
+        return self.previous is None
 
     def restore_or_init(self, checkpoints: CheckpointManager) -> StartPoint:
         """Return the newest valid state of the run, or its initial state."""
         start = restore_newest(
             self.identity,
             checkpoints,
-            self.recovery.history,
+            self.recovery,
             abstract_state=self.engine.abstract_state(),
             init=self.init_state,
             from_scratch=self.from_scratch and self.is_new_run,
@@ -137,7 +124,7 @@ class RunSetup:
         if self.engine.lora is not None and self.engine.frozen is None:  # resumed
             attach_base(self.engine, self.folder, checkpoints, start.step)
         self.evaluator.restore_best(start.best, checkpoints)
-        seek(self.batches, start.data_position)
+        self.batches.seek(start.data_position)
         return start
 
     def init_state(self) -> TrainState:
@@ -202,55 +189,74 @@ class RunSetup:
         settings = self.experiment.checkpoint
         rollbacks = rollback_retention(settings, self.experiment.recovery)
         averaged = self.experiment.evaluation.average_checkpoints
-        return CheckpointManager(
-            self.folder.checkpoints,
-            save_every=settings.every,
+        retention = RetentionPolicy(
             keep_last=settings.keep_last,
-            keep_every=settings.keep_every,
+            save_every=settings.every,
             keep_last_due=max(averaged, rollbacks.keep_last_due),
             keep_min_age=rollbacks.keep_min_age,
-            verify=settings.verify,
+            keep_every=settings.keep_every,
         )
+        return CheckpointManager(self.folder.checkpoints, retention, verify=settings.verify)
 
     def checkpoint_metadata(self, state: TrainState, best: BestEvaluation) -> dict[str, Any]:
         """Return what a checkpoint holds beside the state, as JSON."""
+        position = self.batches.position(int(state.cursor))
         return {
             PROVENANCE_KEY: self.identity.provenance,
             "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
-            **data_position(self.batches, int(state.cursor)),
+            **({} if position is None else {"data_position": position}),
             **base_metadata(self.folder, self.engine),
-            **self.recovery.history.metadata,
+            **self.recovery.metadata,
         }
 
-    # ---- Messages and events ----
 
-    def log_start(self, reporter: Reporter, step: int) -> None:
-        """Log how the run starts or resumes, and which weights it starts with."""
-        log_start(
-            reporter,
-            self.engine,
-            self.experiment,
-            self.folder,
-            step,
-            auto_choices=self.auto_choices,
-            is_new_run=self.is_new_run,
-            training_data=self.task.describe_training_data(self.corpus),
-            notes=(*self.notes, *self.corpus.notes, *self.task.untrained_parts),
-            changed=self.changed_fields,
-            pinned=self.pinned_fields,
-        )
-        if self.unread_source:
-            reporter.print_message(self.unread_source)
-        if self.warm_start is not None and self.warm_start_report is not None:
-            log_warm_start(reporter, self.warm_start, self.warm_start_report)
+def check_request(
+    experiment: Experiment, previous: PreviousRun | None, folder: RunFolder, hardware: Hardware
+) -> Experiment:
+    """Return the requested settings, with the precision that `auto` means.
 
-    def log_skipped_checkpoints(self, reporter: Reporter, start: StartPoint) -> None:
-        """Log why training starts from this step: damaged checkpoints, or a rollback."""
-        for step, reason in start.skipped_checkpoints:
-            reporter.log_event("checkpoint skipped", step=step, reason=reason)
-            reporter.print_message(f"checkpoint of step {step}: {reason}; skipped")
-        self.recovery.log_rollback(start.step, reporter)
+    Those of another run are refused here, before the data are read, which may take long.
+    """
+    if previous is not None:
+        check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
+    experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
+    check_resumable(folder, previous, experiment, unresolved=("model.", "task.", "lora."))
+    return experiment
+
+
+def prepare_corpus(
+    experiment: Experiment, previous: PreviousRun | None, warm_start: WarmStart | None
+) -> Corpus:
+    """Read the data, with the tokenizer and the labels of a resumed run.
+
+    A warm start brings the tokenizer of its source, whose tokens the weights know, unless the
+    settings name one: of a file, or the bytes.
+    """
+    tokenizer = previous.tokenizer if previous else None
+    requested = experiment.data.tokenizer
+    if warm_start is not None and not (requested is not None and requested.is_given):
+        tokenizer = warm_start.tokenizer
+    return make_task(experiment).prepare_corpus(tokenizer, previous.labels if previous else None)
+
+
+def resolve_settings(
+    experiment: Experiment,
+    corpus: Corpus,
+    previous: PreviousRun | None,
+    warm_start: WarmStart | None,
+    hardware: Hardware,
+    init_adapter: str,
+) -> Experiment:
+    """Return the settings with what the data and the source of the weights decide."""
+    experiment = with_task(experiment, make_task(experiment).resolve(corpus))
+    return resolve_lora(
+        experiment,
+        previous and previous.experiment,
+        warm_start,
+        hardware,
+        init_adapter=init_adapter,
+    )
 
 
 def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
@@ -258,8 +264,7 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
     try:
         task.check_prompt(prompt, tokenizer)
     except UserError as error:
-        problem = str(error).removeprefix("the text: ").removeprefix(f"prompt {prompt!r}: ")
-        raise UserError(f"sample.prompt {prompt!r}: {problem}") from error
+        raise UserError(f"sample.prompt: {error}") from error
 
 
 def check_base_is_frozen(task: Task, lora: LoRAConfig) -> None:

@@ -1,76 +1,58 @@
 """Messages and events at the start of a run: what trains, on what, and what differs from before."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
 from train.config.resolve import unavailable_backends
-from train.engines.engine import Engine
-from train.experiment import Experiment
-from train.run_folder.folder import RunFolder
+from train.reporter import Reporter
+from train.resume import StartPoint
+from train.run_setup import RunSetup
 from train.runtime.accelerators import accelerator_warnings
 from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import installed_versions
-from train.telemetry.reporter import Reporter
-from train.warm_start.sources import WarmStart, WarmStartReport
-
-Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of settings, by name."""
+from train.warm_start.sources import WarmStart, WarmStartReport, explain_unread_source
 
 
-def print_finished(
-    experiment: Experiment, folder: RunFolder, step: int, *, note: str = "", quiet: bool
-) -> None:
-    """Print that the run has nothing left to do, and a note."""
-    stopped_early = step < experiment.steps
+def print_finished(setup: RunSetup, step: int, *, quiet: bool) -> None:
+    """Print that the run has nothing left to do."""
+    stopped_early = step < setup.experiment.steps
     reason = "evaluations stopped improving" if stopped_early else "as many as requested"
     bar = ProgressBar(step, quiet=quiet)
-    bar.print(f"{experiment.name} is finished: {step} steps are done ({reason}); in {folder.path}")
-    if note:
-        bar.print(note)
+    bar.print(
+        f"{setup.experiment.name} is finished: {step} steps are done ({reason}); in "
+        f"{setup.folder.path}"
+    )
+    if unread := unread_source(setup):
+        bar.print(unread)
 
 
-def log_start(
-    reporter: Reporter,
-    engine: Engine,
-    experiment: Experiment,
-    folder: RunFolder,
-    step: int,
-    *,
-    auto_choices: Mapping[str, str],
-    is_new_run: bool,
-    training_data: str,
-    notes: Sequence[str] = (),
-    changed: Changes,
-    pinned: Changes,
-) -> None:
-    """Log the start of the run, or from which step and with which changes it resumes.
+def unread_source(setup: RunSetup) -> str:
+    """Return why a resumed run does not start with the weights of `init_from`, if it is given."""
+    return "" if setup.is_new_run else explain_unread_source(setup.folder, setup.source)
 
-    Args:
-      reporter: Receives the event and the messages.
-      engine: Engine of the run.
-      experiment: Resolved settings.
-      folder: Folder of the run.
-      step: Step of the restored state; 0 at the start.
-      auto_choices: What each `auto` setting became.
-      training_data: Amount of training data, as text.
-      is_new_run: True if the folder held no run.
-      notes: Further messages, on the data and the task.
-      changed: Settings that differ from those of the run so far.
-      pinned: Settings that keep what `auto` was when the run began.
-    """
+
+def log_skipped_checkpoints(setup: RunSetup, reporter: Reporter, start: StartPoint) -> None:
+    """Log why training starts from this step: damaged checkpoints, or a rollback."""
+    for step, reason in start.skipped_checkpoints:
+        reporter.log_event("checkpoint skipped", step=step, reason=reason)
+        reporter.print_message(f"checkpoint of step {step}: {reason}; skipped")
+    setup.recovery.log_rollback(start.step, reporter)
+
+
+def log_start(setup: RunSetup, reporter: Reporter, step: int) -> None:
+    """Log from which step, with which changes and with which weights the run starts or resumes."""
+    experiment, engine, folder = setup.experiment, setup.engine, setup.folder
     hardware = engine.model.hardware
     reporter.log_event(
         "resumed" if step else "started",
         step=step,
-        new=is_new_run,
+        new=setup.is_new_run,
         hardware=dataclasses.asdict(hardware),
         mesh=dict(engine.mesh.shape),
         versions=installed_versions(),
-        changed={name: new for name, (_, new) in changed.items()},
-        pinned={name: choice for name, (_, choice) in pinned.items()},
+        changed={name: new for name, (_, new) in setup.changed_fields.items()},
+        pinned={name: choice for name, (_, choice) in setup.pinned_fields.items()},
     )
     for warning in accelerator_warnings(hardware.platform):
         reporter.print_message(warning)
@@ -80,19 +62,24 @@ def log_start(
             f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
             "See python -m train doctor"
         )
-    for name, choice in unavailable_backends(auto_choices, experiment).items():
+    for name, choice in unavailable_backends(setup.auto_choices, experiment).items():
         reporter.log_event("fell back", setting=name, to=choice)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
     trained = "trainable " if experiment.lora.rank else ""
     verb = f"resumes from step {step}" if step else "starts"
     reporter.print_message(
-        f"{experiment.name} {verb}: {num_parameters:,} {trained}parameters, {training_data}, "
+        f"{experiment.name} {verb}: {num_parameters:,} {trained}parameters, "
+        f"{setup.task.describe_training_data(setup.corpus)}, "
         f"{hardware.count} {hardware.kind or hardware.platform}; in {folder.path}"
     )
-    for name, (old, new) in changed.items():
+    for name, (old, new) in setup.changed_fields.items():
         reporter.print_message(f"{name} is {new} from now on (was {old})")
-    for note in notes:
+    for note in (*setup.unused_settings, *setup.corpus.notes, *setup.task.untrained_parts):
         reporter.print_message(note)
+    if unread := unread_source(setup):
+        reporter.print_message(unread)
+    if setup.warm_start is not None and setup.warm_start_report is not None:
+        log_warm_start(reporter, setup.warm_start, setup.warm_start_report)
 
 
 def log_warm_start(reporter: Reporter, warm_start: WarmStart, report: WarmStartReport) -> None:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from train.detector import AnomalyDetector, RecoveryConfig
 from train.errors import UsageError
-from train.recovery.detector import AnomalyDetector, RecoveryConfig
 from train.settings import Settings
 from transformer.lora import LoRALayout
 from transformer.models.model import Model

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from train.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
 from train.optim.optimizer import tree_where
-from train.recovery.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
 from train.state import LossScaleConfig, TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 

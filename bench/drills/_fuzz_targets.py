@@ -23,16 +23,12 @@ from train.data.text_labels import ClassificationDataConfig, prepare_classificat
 from train.data.token_labels import TokenLabelDataConfig, prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
+from train.detector import RecoveryConfig
 from train.experiment import Experiment
-from train.recovery.detector import RecoveryConfig
+from train.resume import read_final_metrics
 from train.rollback import Anomaly, RollbackRecord, plan_rollback
 from train.run_folder.folder import RunFolder
-from train.run_folder.run_config import (
-    read_auto_choices,
-    read_experiment,
-    read_final_metrics,
-    read_labels,
-)
+from train.run_folder.run_config import read_auto_choices, read_experiment, read_labels
 from train.telemetry.metrics_log import MetricsLog, read_metrics
 from transformer.hardware import Hardware
 
@@ -134,7 +130,7 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(path.read_bytes())
         (folder / "1" / "manifest/metadata").write_bytes(data)
-        with CheckpointManager(folder, read_only=True) as checkpoints:
+        with CheckpointManager(folder) as checkpoints:
             newest = checkpoints.find_newest_valid().step
         assert newest == (1 if data == intact else None) or _fewer(data, intact)
 
@@ -188,7 +184,7 @@ def _text(name: str) -> Use:
     def use(folder: pathlib.Path, data: bytes) -> None:
         (folder / name).write_bytes(data)
         config = TextDataConfig(path=str(folder / name), sequence_length=8, tokenizer=BYTES)
-        prepare_text(config, cache_dir=folder / "cache")
+        prepare_text(dataclasses.replace(config, cache_dir=str(folder / "cache")))
 
     return use
 

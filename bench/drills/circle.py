@@ -150,7 +150,7 @@ def tuning_batches(run: Run, experiment: Any, text: str) -> list[Any]:
     corpus = task.prepare_corpus(run.tokenizer)
     steps, options = experiment.steps, training_options(experiment)
     if text:
-        steps = task.training_windows(corpus, options).windows_per_epoch // BATCH_SIZE
+        steps = task.training_batches(corpus, options).windows_per_epoch // BATCH_SIZE
     source = task.training_batches(corpus, options)
     return [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
 

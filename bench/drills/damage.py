@@ -120,7 +120,7 @@ def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
 
 def state_of(run: pathlib.Path, step: int, shapes: Any) -> list[bytes]:
     """Return everything that a checkpoint holds."""
-    with CheckpointManager(run / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(run / "checkpoints") as checkpoints:
         state = checkpoints.restore(step, shapes).state
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
 
@@ -142,7 +142,7 @@ class Drill:
         """Return the outcome of one damage."""
         copied(self.run, self.copy)
         apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
-        with CheckpointManager(self.copy / "checkpoints", read_only=True) as checkpoints:
+        with CheckpointManager(self.copy / "checkpoints") as checkpoints:
             detected = checkpoints.find_newest_valid().step == OLDER
         ok = ["noticed"] if detected else []
         if detected and state_of(self.copy, OLDER, self.shapes) == self.older:

@@ -9,12 +9,12 @@ from unittest import mock
 import jax
 import numpy as np
 
+from train.data.batches import TrainingBatches
 from train.data.token_file import HostBatch
-from train.engines.jit_engine import JitEngine
+from train.engines.engine import Engine
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.task import TrainingBatches
 
 _FACTOR = "gradient_factor"
 
@@ -38,21 +38,21 @@ class Fault:
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Plant the fault in every run inside the context."""
-    begin, gradients, step = RunSetup.__init__, TrainStep.compute_gradients, JitEngine.step
+    begin, gradients, step = RunSetup.__init__, TrainStep.compute_gradients, Engine.step
     flipped = [not fault.bit]
 
     def with_bad_batches(self: RunSetup, *given: Any, **named: Any) -> None:
         begin(self, *given, **named)
         self.batches = _Batches(self.batches, fault)
 
-    def with_factor(self: TrainStep, state: TrainState, batch: Batch, scale: jax.Array) -> Any:
+    def with_factor(self: TrainStep, state: TrainState, batch: Batch, loss_scale: jax.Array) -> Any:
         rest = {name: array for name, array in batch.items() if name != _FACTOR}
-        grads, sums = gradients(self, state, rest, scale)
+        grads, sums = gradients(self, state, rest, loss_scale)
         factor = batch[_FACTOR][0]
         return jax.tree.map(lambda g: g * factor, grads), sums
 
     def with_bad_weight(
-        self: JitEngine, state: TrainState, batch: Batch
+        self: Engine, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
         if not flipped[0] and int(state.cursor) >= fault.first:
             flipped[0] = True
@@ -62,7 +62,7 @@ def planted(fault: Fault) -> Iterator[None]:
     with (
         mock.patch.object(RunSetup, "__init__", with_bad_batches),
         mock.patch.object(TrainStep, "compute_gradients", with_factor),
-        mock.patch.object(JitEngine, "step", with_bad_weight),
+        mock.patch.object(Engine, "step", with_bad_weight),
     ):
         yield
 

@@ -156,7 +156,12 @@ def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECON
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     refused = False
-    with within(seconds), contextlib.redirect_stdout(io.StringIO()):
+    shown = io.StringIO()
+    with (
+        within(seconds),
+        contextlib.redirect_stdout(shown),
+        contextlib.redirect_stderr(shown),
+    ):
         try:
             target.use(folder, given)
         except UserError:

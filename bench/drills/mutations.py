@@ -58,7 +58,7 @@ WEIGHTS = {
     "train/checkpoint": 6.0,
     "train/data": 3.0,
     "train/optim": 5.0,
-    "train/recovery": 6.0,
+    "train/detector.py": 6.0,
     "train/rollback.py": 6.0,
     "train/run_folder/provenance.py": 6.0,
     "train/step.py": 6.0,

@@ -117,7 +117,7 @@ def main(options: Options) -> None:
         try:
             result = compiled(case)
         except UserError as error:
-            Console().print(f"{case}: {error}")
+            print(f"{case}: {error}")
             continue
         ratios.append(ratio(result))
         shown = format_bytes(ratios[-1] * result["peak"]), format_bytes(result["peak"])

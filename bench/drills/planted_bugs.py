@@ -125,8 +125,8 @@ BUGS = (
     Bug(
         "an answer that nobody waits for keeps its place in the batch",
         "train/serving/engine.py",
-        "                self._batch.remove(generation)",
-        "                pass",
+        "            self._batch.remove(generation)",
+        "            pass",
         "train/serving",
     ),
     Bug(
@@ -204,7 +204,7 @@ BUGS = (
     ),
     Bug(
         "anomalies that enter the history of normal steps",
-        "train/recovery/detector.py",
+        "train/detector.py",
         "jnp.where(accept, new, old), after, detector)",
         "jnp.where(True, new, old), after, detector)",
         "train/recovery/test_detector.py train/recovery/test_monitor.py",
@@ -270,9 +270,9 @@ BUGS = (
     ),
     Bug(
         "a resumed stream that repeats a batch",
-        "train/data/stream_batches.py",
-        "self._positions[self._cursor] = [reader.position for reader in self._readers]",
-        "self._positions[self._cursor + 1] = [reader.position for reader in self._readers]",
+        "train/data/streaming.py",
+        "self._positions[self._cursor] = [reader.position for reader in self.readers]",
+        "self._positions[self._cursor + 1] = [reader.position for reader in self.readers]",
         "train/data/test_streaming.py",
     ),
     Bug(

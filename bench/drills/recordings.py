@@ -38,10 +38,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 import train
 from tests.train.tasks.support import TINY
 from train.config.experiment_files import list_experiments
+from train.detector import RecoveryConfig
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import ScheduleConfig, Shape
 from train.parallel.mesh import MeshConfig
-from train.recovery.detector import RecoveryConfig
 from train.state import EmaConfig
 from transformer import (
     MIXERS,

@@ -28,10 +28,10 @@ import train
 from bench.drills.faults import Fault, planted
 from train.data.bitext import BitextDataConfig
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.detector import RecoveryConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
 from train.tasks.translation import Translation
 from transformer import (
     AttentionConfig,

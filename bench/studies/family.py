@@ -43,7 +43,6 @@ from bench.studies.record import (
 )
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.arrays import ArrayDataConfig
-from train.engines.jit_engine import JitEngine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
@@ -197,7 +196,6 @@ def measure_costs(experiments: Mapping[str, Experiment], rounds: int) -> dict[st
         corpus = task.prepare_corpus()
         task = task.resolve(corpus)
         engine = make_engine(with_task(each, task), local_hardware())
-        assert isinstance(engine, JitEngine)
         batches = task.training_batches(corpus, training_options(each))
         batch, state = engine.put_batch(batches.host_batch(0, 0, 1)), engine.init()
         step = engine.lower_step(state, batch).compile()

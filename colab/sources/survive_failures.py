@@ -33,12 +33,12 @@ import dataclasses
 import numpy as np
 
 import train
+from train.data.batches import TrainingBatches
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
+from train.detector import RecoveryConfig
 from train.tasks.language_modeling import LanguageModeling, LanguageModelTask
-from train.tasks.task import TrainingBatches
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 
 FAULTY = range(80, 86)  # numbers of the batches

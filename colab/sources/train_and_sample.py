@@ -113,13 +113,10 @@ plt.show()
 # `load` reads the run from its folder, so you can continue here another day without training. A low temperature prefers likely tokens; a high one gives more variety and more mistakes.
 
 # %% sample
-from train.run import sample
-from transformer.generation.sampling import SamplingConfig
-
 run = train.load(workdir)
 prompts = ["def read(", "class Queue:\n", "The import statement"]
 for temperature in (0.5, 1.0):
-    texts = sample(run, prompts, max_new_tokens=60, sampling=SamplingConfig(temperature))
+    texts = run.generate(prompts, max_new_tokens=60, temperature=temperature)
     for prompt, text in zip(prompts, texts, strict=True):
         print(f"--- temperature {temperature}\n{prompt}{text}\n")
 
@@ -168,7 +165,7 @@ cheat = train.fit(cheating, f"{workdir}_cheating")
 lines = read_metrics(cheat.folder.metrics)
 without_mask = [line["bits_per_byte"] for line in lines if line["split"] == "validation"]
 print(f"Held-out bits a byte: {without_mask[-1]:.2f} without the mask, {bits[-1]:.2f} with it.")
-[text] = sample(cheat, ["def read("], max_new_tokens=60, sampling=SamplingConfig(0.5))
+text = cheat.generate("def read(", max_new_tokens=60, temperature=0.5)
 print(f"Its sample: {text!r}")
 
 # %% next [markdown]

@@ -20,7 +20,6 @@ from train.config.experiment_files import find_experiment
 from train.data.listops import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
-from train.run import sample
 from transformer import MIXERS, Hardware
 from transformer.model_context import unconstrained
 from transformer.parameter_counts import count_parameters
@@ -128,5 +127,5 @@ def test_run_from_a_seed_only(tmp_path: Path) -> None:
     assert curve[7] + curve[8] < curve[1] + curve[2] - 0.2
     assert run.labels == tuple("0123456789")
     assert set(run.final_metrics) == {"loss", "accuracy"}
-    [answer] = sample(run, ["[MAX 4 [MED 5 1 7 ] 2 ]"])
+    answer = run.generate("[MAX 4 [MED 5 1 7 ] 2 ]")
     assert answer in run.labels

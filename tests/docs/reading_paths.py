@@ -103,7 +103,7 @@ def training_paths(folder: Path) -> tuple[list[str], list[str]]:
     step = record(
         lambda: train.fit(experiment, workdir, quiet=True),
         lambda code: (
-            code.co_filename.endswith("train/engines/jit_engine.py")
+            code.co_filename.endswith("train/engines/engine.py")
             and code.co_name in ("put_batch", "step")
         ),
     )

@@ -14,7 +14,6 @@ from tests.train.support import command
 from train.config import plugins
 from train.config.experiment_files import find_experiment
 from train.config.plugins import import_modules
-from train.run import sample
 from train.tasks.registry import TASKS
 from transformer.attention.mixer import MIXERS
 from transformer.testing import check_mixer
@@ -43,7 +42,7 @@ def test_own_task(capsys: pytest.CaptureFixture[str]) -> None:
     experiment = dataclasses.replace(find_experiment(file), steps=300)
     run = train.fit(experiment, "runs/frequent", quiet=True)
     assert run.final_metrics["accuracy"] > 0.8
-    assert sample(run, ["4 1 1 1 0 1 1 2 1 1 3 1 1 0 1"]) == ["1"]
+    assert run.generate(["4 1 1 1 0 1 1 2 1 1 3 1 1 0 1"]) == ["1"]
     result = command(capsys, "evaluate", "runs/frequent", "--import", file, "--json")
     assert json.loads(result.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
 

@@ -16,12 +16,12 @@ from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.experiment import CheckpointConfig, Experiment
 from train.optim.schedules import ScheduleConfig
+from train.reporter import Reporter
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
-from train.telemetry.reporter import Reporter
 
 STEPS = 12
 
@@ -77,7 +77,7 @@ def state_at(workdir: Path, step: int) -> TrainState:
     """Return the full state of a run at a step, for any mesh."""
     experiment = read_experiment(RunFolder.open_existing(workdir))
     engine = make_engine(experiment, local_hardware())
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
     return state
 

@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from train.assembly import make_engine_on, make_task, training_options, with_task
 from train.cli.main import main
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.detector import RecoveryConfig
 from train.engines.engine import Engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
 from train.state import LossScale, TrainState
 from transformer import (
     AttentionConfig,

@@ -21,9 +21,9 @@ from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
-from train.engines.jit_engine import JitEngine
+from train.engines.engine import Engine
 from train.errors import UserError
-from train.telemetry.reporter import Reporter
+from train.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]
 
@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("--data.path /no/such/file", 1, "does not exist; give a file, a folder or a glob"),
         ("--data.path=", 2, "data.path: is empty; give a file"),
         ("--model.vocab-size 99", 1, "and the model 99; give"),
-        ("--sample.every 3 --sample.prompt ä", 1, "sample.prompt 'ä': has characters that"),
+        ("--sample.every 3 --sample.prompt ä", 1, "sample.prompt: the text: has characters that"),
         ("--mesh.data 3", 2, "mesh data 3 x fsdp 1 x tensor 1: does not divide 8 devices; give"),
         ("--mesh.tensor 8 --mesh.data 1", 2, "axis heads of size 4: does not divide into 8 parts"),
         ("--batch-size 12", 2, "batch_size 12: does not divide among 8"),
@@ -270,7 +270,7 @@ def test_full_disk_at_a_checkpoint(
         patch.setattr(AsyncCheckpointer, "save", on_a_full_disk)
         result = fit(capsys, trained_run, workdir)
     assert_refused(result, 1, "checkpoints/4: could not be written (No space left on device)")
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2]
     assert sorted(losses(workdir)) == [1, 2, 3, 4]
     assert (workdir / "loss.png").exists()
@@ -307,19 +307,19 @@ def test_oom_during_training(
     capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier checkpoints are valid, and the run resumes from them."""
-    workdir, step = tmp_path / "run", JitEngine.step
+    workdir, step = tmp_path / "run", Engine.step
 
-    def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
+    def exhausted(self: Engine, state: Any, batch: Any) -> Any:
         if int(state.step) == 4:
             message = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
             raise jax.errors.JaxRuntimeError(message)
         return step(self, state, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JitEngine, "step", exhausted)
+        patch.setattr(Engine, "step", exhausted)
         actual = fit(capsys, trained_run, workdir)
     assert_refused(actual, 1, "memory: ran out asking for 123 bytes; raise grad_accum_steps")
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2, 4]
     assert fit(capsys, trained_run, workdir).status == 0
     assert losses(workdir) == losses(trained_run.workdir)
@@ -328,10 +328,10 @@ def test_oom_during_training(
 def test_oom_at_evaluation(
     capsys: Capture, trained_run: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exhausted(self: JitEngine, params: Any, batch: Any) -> Any:
+    def exhausted(self: Engine, params: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
 
-    monkeypatch.setattr(JitEngine, "evaluate", exhausted)
+    monkeypatch.setattr(Engine, "evaluate", exhausted)
     actual = command(capsys, "evaluate", str(trained_run.workdir))
     assert_refused(actual, 1, "memory: ran out asking for 5 bytes; use devices with more memory")
 

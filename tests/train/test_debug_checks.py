@@ -15,14 +15,14 @@ from tests.train.support import assert_same_bits, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from tests.train.test_step import STEP, make_batch, make_state
-from train.assembly import training_config
+from train.assembly import engine_config
+from train.engines.compiled_step import make_train_step
 from train.engines.debug_checks import (
     CheckedTrainStep,
     check_batch_tokens,
     check_finite,
     finite_flags,
 )
-from train.engines.engine import make_train_step
 from train.errors import UserError
 from train.experiment import Experiment
 from train.run_setup import RunSetup
@@ -85,7 +85,7 @@ def test_checked_step_makes_the_same_update(scale: LossScale | None) -> None:
     with pytest.raises(UserError, match="step 1, batch 0: losses/error is not finite"):
         check_finite(1, 0, both(make_state(scale=scale), bad)[1][1])
     for checked, kind in ((True, CheckedTrainStep), (False, TrainStep)):
-        config = training_config(Experiment(debug_checks=checked))
+        config = engine_config(Experiment(debug_checks=checked))
         assert type(make_train_step(config, STEP.loss_fn, {}, width=1)) is kind
 
 

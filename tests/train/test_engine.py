@@ -16,13 +16,13 @@ from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.config.resolve import backend_field, resolve_auto
 from train.engines.engine import Engine
-from train.engines.pmap_engine import PmapEngine
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_batch_divides
 from train.parallel.mesh import MeshConfig
-from train.rollback import Rollback, RollbackHistory
+from train.rollback import Rollback, RollbackManager, RollbackRecord
+from train.run_folder.folder import RunFolder
 from train.state import LossScale, LossScaleConfig, TrainState
 from transformer import Hardware, Precision
 from transformer.attention.backends.choose import choose_backend
@@ -132,7 +132,6 @@ def test_mesh_equals_one_device(
 @pytest.mark.full
 def test_pmap_equals_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
     engine = make_engine(make_experiment(folder, compile="pmap"), Hardware(count=8))
-    assert isinstance(engine, PmapEngine)
     assert_same_curve(trained(engine, start), expected)
 
 
@@ -196,9 +195,11 @@ def test_step_and_evaluation_compile_once(
     with CheckpointManager(tmp_path / "checkpoints", asynchronous=False) as checkpoints:
         checkpoints.save(2, state, {})
         restored = checkpoints.restore(2, engine.abstract_state())
-    history = RollbackHistory(tmp_path / "recovery.json", resuming=False)
-    history.append(Rollback(first=1, step=2, checkpoint=2, cursor=9, rate=0.5, attempts=1))
-    state, compiled = train_and_evaluate(history.apply(restored.state, restored.metadata))
+    run_folder = RunFolder(tmp_path)
+    rollback = Rollback(first=1, step=2, checkpoint=2, cursor=9, rate=0.5, attempts=1)
+    RollbackRecord((rollback,)).write(run_folder.rollback_record)
+    rollbacks = RollbackManager(experiment, run_folder, resuming=True)
+    state, compiled = train_and_evaluate(rollbacks.apply(restored.state, restored.metadata))
     assert compiled == []
     assert int(state.cursor) == 10
     assert state.anomaly_detector is not None

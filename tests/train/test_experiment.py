@@ -152,7 +152,7 @@ def test_numbers_of_steps_and_seeds(text: Experiment) -> None:
         (Translation, {"label_smoothing": 1.0}, r"task\.label_smoothing 1\.0: give less than 1"),
         (Translation, {"length_penalty": -1.0}, r"task\.length_penalty -1\.0: give 0 or more"),
         (EvaluationConfig, {"average_checkpoints": 0}, "average_checkpoints 0: give 1 or more"),
-        (SampleConfig, {"temperature": -1.0}, r"^SamplingConfig\.temperature -1"),
+        (SampleConfig, {"temperature": -1.0}, r"^sample\.temperature -1"),
     ],
 )
 def test_invalid_settings(config: Any, settings: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ from tests.train.data.http_server import server as server
 from train import files as http_files
 from train.data.files import find_files
 from train.data.rows import RecordPosition
-from train.data.text_files import DocumentReader, read_documents
+from train.data.text_files import DocumentReader
 from train.errors import UserError
 from train.files import HttpPath
 
@@ -61,7 +61,7 @@ def test_documents_of_an_address(server: Server, tmp_path: Path) -> None:
         (tmp_path / f"part-{number:02}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     files = find_files(f"{server.url}/part-{{08..10}}.jsonl.gz", "data.path")
     assert [file.name for file in files] == [f"part-{n:02}.jsonl.gz" for n in (8, 9, 10)]
-    documents = list(read_documents(files))
+    documents = list(DocumentReader(files).documents())
     assert [each.text for each in documents] == 3 * [f"document {n}" for n in range(50)]
     (path, size, _) = files[0].fingerprint()
     assert (path, size) == (f"{server.url}/part-08.jsonl.gz", len(gzip.compress(lines.encode())))
@@ -87,13 +87,13 @@ def test_errors_name_the_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match=r"/none\.jsonl: the server answers 404"):
-        list(read_documents(find_files(f"{server.url}/none.jsonl", "data.path")))
+        list(DocumentReader(find_files(f"{server.url}/none.jsonl", "data.path")).documents())
     assert len(server.requests) == 1  # not requested again
     with pytest.raises(UserError, match=r"\*\.jsonl: an http server has no list"):
         find_files(f"{server.url}/*.jsonl", "data.path")
     monkeypatch.setattr(http_files, "ATTEMPTS", 2)
     with pytest.raises(UserError, match="cannot be reached"):
-        list(read_documents(find_files("http://127.0.0.1:9/a.jsonl", "data.path")))
+        list(DocumentReader(find_files("http://127.0.0.1:9/a.jsonl", "data.path")).documents())
     (tmp_path / "b.jsonl").write_bytes(CONTENT)
     server.set(break_after=1, ranges=False)
     with pytest.raises(UserError, match=r"b\.jsonl: the connection broke at byte 1"):

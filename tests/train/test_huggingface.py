@@ -20,7 +20,7 @@ from train.data.text_labels import ClassificationDataConfig
 from train.errors import UserError
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import export_run
-from train.run import load, sample
+from train.run import load
 from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
 from transformer import LanguageModel
@@ -63,7 +63,7 @@ def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
     logits = forward(run.params, reference["tokens"])
     assert logits is not None
     assert np.abs(np.asarray(logits) - reference["logits"]).max() < 1e-4
-    assert sample(run, ["w3 w4"], max_new_tokens=3)
+    assert run.generate("w3 w4", max_new_tokens=3)
     export_run(str(tmp_path / "run"), str(tmp_path / "out"))
     names = ("model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
     assert files_of(tmp_path / "out", *names) == files_of(source, *names)

@@ -25,12 +25,13 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.evaluator import is_due
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.reporter import Reporter
+from train.run_folder import lock
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime import stages
 from train.tasks.language_modeling import LanguageModelTask
 from train.telemetry.goodput import compute_goodput, read_time_records
-from train.telemetry.reporter import Reporter
 from transformer.attention.variants.reformer import ReformerConfig
 from transformer.models.block import BlockConfig
 
@@ -170,7 +171,7 @@ def test_goodput_accounts_for_all_time(finished: Finished) -> None:
 
 def test_checkpoints_kept(finished: Finished) -> None:
     """The newest checkpoint, and the permanent ones."""
-    with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(finished.workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [8, 12]
 
 
@@ -210,6 +211,27 @@ def test_first_step_of_each_batch_shape_counts_as_compilation(
 
 def one_plain_layer(folder: Path, **changes: Any) -> Experiment:
     return tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR, **changes)
+
+
+def test_a_run_that_was_taken_over_saves_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder without locks, whose owner reads its record before it saves."""
+    workdir = tmp_path / "run"
+    log = Reporter.log_training
+
+    def log_and_take_over(reporter: Reporter, step: int, metrics: dict[str, float]) -> None:
+        log(reporter, step, metrics)
+        if step == 3:
+            (workdir / "owner.json").write_text('{"process": 2}')
+
+    monkeypatch.setattr(lock, "_has_locks", lambda folder: False)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(Reporter, "log_training", log_and_take_over)
+    experiment = one_plain_layer(tmp_path, steps=4, checkpoint=CheckpointConfig(every=2))
+    with pytest.raises(UserError, match="was taken over by another process"):
+        train.fit(experiment, workdir, quiet=True)
+    assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["2"]
 
 
 def test_failing_sample_does_not_end_training(

@@ -96,7 +96,7 @@ def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     fit(experiment, tmp_path / "uninterrupted")
     with preempted_after(5):
         fit(experiment, tmp_path / "run")
-    with CheckpointManager(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path / "run" / "checkpoints") as checkpoints:
         [[cursor, *numbers]] = checkpoints.read_metadata(5)["data_position"]
     assert cursor == 5
     positions = [StreamPosition(*numbers[:6]), StreamPosition(*numbers[6:])]

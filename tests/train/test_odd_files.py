@@ -10,26 +10,27 @@ import pytest
 from tests.train.data.formats import contents
 from tests.train.object_store import bucket as bucket
 from train.config.experiment_files import find_experiment
+from train.data.bitext import BitextDataConfig, prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.files import TextFile
-from train.data.text_files import read_documents, read_lines
+from train.data.text_files import DocumentReader, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.plan import load_prices
+from train.experiment import Experiment
 from train.files import cache_folder, expand_path, iter_lines, read_bytes
+from train.reporter import Reporter
 from train.rollback import RollbackRecord
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment, read_labels
 from train.telemetry import event_log
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.metrics_log import MetricsLog
-from train.telemetry.reporter import Reporter
-from train.telemetry.trackers import TrackingConfig
 
 
 def text(path: Path) -> list[Any]:
-    return contents(read_documents([TextFile(path.name, path)]))
+    return contents(DocumentReader([TextFile(path.name, path)]).documents())
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -69,7 +70,9 @@ def test_files_are_read_to_the_limit(tmp_path: Path, bucket: str) -> None:
         assert read_bytes(path, 5) == b"12345"
         with pytest.raises(UserError, match=r"a.json: has 5 bytes or more, and at most 4 bytes"):
             read_bytes(path, 4)
-        assert contents(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
+        assert contents(DocumentReader([TextFile("a.txt", path)]).documents()) == [
+            ("a.txt", "12345")
+        ]
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:
@@ -109,6 +112,14 @@ def test_impossible_paths_are_errors(path: str) -> None:
     for read in readers:
         with pytest.raises(UsageError, match=r"home folder of ~nouser|contains a NUL"):
             read(path)
+
+
+def test_names_that_are_too_long_are_errors(tmp_path: Path) -> None:
+    path = str(tmp_path / ("a" * 300))
+    with pytest.raises(UserError, match=r"config .*: File name too long; check the path"):
+        find_experiment(f"{path}.py")
+    with pytest.raises(UserError, match=r"File name too long; check the path"):
+        prepare_bitext(BitextDataConfig(path=path, tokenizer=TokenizerConfig("byte")))
 
 
 def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,13 +180,10 @@ def test_invalid_metric_step_is_set_aside(tmp_path: Path) -> None:
 def test_samples_are_appended_to_existing_files(tmp_path: Path) -> None:
     (tmp_path / "samples.txt").write_bytes(b"\xff\n")
     reporter = Reporter(
-        tmp_path,
+        RunFolder(tmp_path),
+        Experiment(),
         ActivityTimer(),
-        name="tiny",
-        steps=3,
         initial_step=0,
-        tracking=TrackingConfig(),
-        settings={},
         is_main_process=True,
         quiet=True,
     )

@@ -19,11 +19,11 @@ from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.data.bitext import BitextDataConfig
+from train.detector import RecoveryConfig
 from train.engines.lora import LoRAConfig
 from train.errors import UsageError, UserError
 from train.estimate import remedies
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
 from transformer import (
     BlockConfig,
     FeedForwardConfig,

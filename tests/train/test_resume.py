@@ -44,6 +44,7 @@ from train.experiment import Experiment
 from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
+from train.reporter import Reporter
 from train.resume import PreviousRun, pin_previous_choices, read_previous_run
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
@@ -51,7 +52,6 @@ from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.telemetry.event_log import EventLog
-from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig
 
 
@@ -100,7 +100,7 @@ def events_of(workdir: Path) -> list[tuple[str, int]]:
 
 def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
-    with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(stopped / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [4, 5]
     assert events_of(stopped) == [("started", 0), ("preempted", 5)]
     assert lines_of(stopped / "logbook.jsonl")[-1]["reason"] == "SIGTERM"
@@ -376,7 +376,7 @@ def test_run_that_lost_its_checkpoints_is_an_error(
     train.fit(narrower(experiment), str(copy), from_scratch=True, quiet=True)
     assert read_experiment(RunFolder.open_existing(copy)).model.d_model == 8
     assert sorted(losses(copy)) == list(range(1, STEPS + 1))
-    with CheckpointManager(copy / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(copy / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [4, 8, 12]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
+from train.detector import AnomalyDetector, RecoveryConfig
 from train.optim.elementwise import AdamW
 from train.optim.optimizer import apply_if_accepted
 from train.optim.optimizer_registry import make_step_optimizer
-from train.recovery.detector import AnomalyDetector, RecoveryConfig
 from train.state import LossScale, LossScaleConfig, TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
 from transformer.layers.basic import dropout

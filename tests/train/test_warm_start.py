@@ -28,9 +28,9 @@ from tests.train.support import (
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
+from train.detector import RecoveryConfig
 from train.errors import UserError
 from train.experiment import CheckpointConfig, Experiment
-from train.recovery.detector import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.run_setup import RunSetup
@@ -182,7 +182,7 @@ def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source
         train.fit(experiment, str(folder / "back"), quiet=True, init_from=str(folder / "source"))
     assert event(folder, "back", "rolled back")["checkpoint"] == 0
     engine = make_engine(train.load(str(folder / "back")).experiment, local_hardware())
-    with CheckpointManager(folder / "back" / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(folder / "back" / "checkpoints") as checkpoints:
         start = checkpoints.restore(0, engine.abstract_state()).state
     assert_same_bits(start.params, source.params)
 

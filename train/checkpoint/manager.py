@@ -83,37 +83,24 @@ class CheckpointManager:
     def __init__(
         self,
         directory: str | os.PathLike[str],
+        retention: RetentionPolicy | None = None,
         *,
-        save_every: int = 0,
-        keep_last: int = 1,
-        keep_every: int = 0,
-        keep_last_due: int = 1,
-        keep_min_age: int = 0,
         asynchronous: bool = True,
-        read_only: bool = False,
         verify: VerifyMode = "auto",
     ):
         """Prepare the directory's manager. Nothing is written before the first save.
 
         Args:
           directory: Local or remote directory; it need not exist.
-          save_every: Steps between saves that are due; 0: none is due.
-          keep_last: Number of newest checkpoints to keep, at least 1.
-          keep_every: Keep checkpoints at multiples of this many steps too; 0: off.
-          keep_last_due: Number of newest due checkpoints to keep too.
-          keep_min_age: Keep a due checkpoint that is at least this many steps old too; 0: off.
+          retention: Which checkpoints are kept. None: the newest one.
           asynchronous: Write in the background while training continues.
-          read_only: Refuse to change anything, as another process may train here.
-          verify: Comparison with the manifest before a restore: `sizes`, digests too (`full`), or
-            digests of checkpoints up to 4 GiB (`auto`).
+          verify: Comparison with the manifest before a restore.
         """
         # Orbax takes no relative path.
         name = os.fspath(directory)
         self.directory = epath.Path(name if "://" in name else pathlib.Path(name).absolute())
-        self._retention = RetentionPolicy(
-            keep_last, save_every, keep_last_due, keep_min_age, keep_every
-        )
-        self._asynchronous, self._read_only, self._verify = asynchronous, read_only, verify
+        self._retention = retention or RetentionPolicy()
+        self._asynchronous, self._verify = asynchronous, verify
         # Created by the first save: a manager that only reads starts no threads.
         self._orbax: _OrbaxManager | None = None
         # From `save` until `wait` has seen the result.
@@ -146,20 +133,13 @@ class CheckpointManager:
                 self._saved_step = self._saving_step
         return self._saved_step
 
-    def latest_step(self) -> int | None:
-        """Return the newest of `steps` without verifying it; None if there is none."""
-        return max(self.steps(), default=None)
-
-    def find_newest_valid(self, below: int | None = None) -> SearchResult:
+    def find_newest_valid(self) -> SearchResult:
         """Return the newest valid checkpoint. All files are verified again.
 
         All processes get the answer of process 0: two that see different files of a network file
         system would restore different states.
-
-        Args:
-          below: Consider only steps smaller than this.
         """
-        steps = [step for step in self.steps() if below is None or step < below]
+        steps = self.steps()
         # A disk may have damaged since then what was verified before.
         self._verified.difference_update(steps)
         valid: list[int] = []
@@ -200,7 +180,6 @@ class CheckpointManager:
 
     def set_aside(self, step: int, name: str) -> None:
         """Rename a checkpoint to `<name>-<step>`, so that the step can be saved again."""
-        self._check_writable()
         self._verified.discard(step)
         # Locally a rename is atomic. In an object store files are copied and deleted one by one: a
         # kill in between leaves a folder that differs from its manifest, or has none, and the next
@@ -231,17 +210,13 @@ class CheckpointManager:
     def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> None:
         """Save a state in the background, after waiting for the previous save.
 
-        Args:
-          step: Step of the state; it must have no checkpoint yet.
-          state: Pytree of JAX arrays, random keys included. Its buffers may be donated as soon as
-            this returns.
-          metadata: JSON values to store with the state.
+        The buffers of the state, JAX arrays with random keys among them, may be donated as soon as
+        this returns. The metadata are JSON values.
 
         Raises:
           UserError: This save or the previous one failed, of a full disk for example, or the step
             has a checkpoint already. Older checkpoints are intact.
         """
-        self._check_writable()
         arrays = tree_paths.named_leaves(state)
         stored = sorted(name for name, leaf in arrays.items() if leaf.size)
         items = {
@@ -299,16 +274,7 @@ class CheckpointManager:
         return RestoredCheckpoint(state, metadata)
 
     def restore_subtree(self, step: int, name: str, abstract_tree: Any) -> Any:
-        """Restore one field of the state and leave the rest on disk.
-
-        Args:
-          step: One of `steps`.
-          name: Name of the field, such as `params`.
-          abstract_tree: Tree of the field, as in `restore`.
-
-        Raises:
-          UserError: As in `restore`.
-        """
+        """Restore one field of the state, such as `params`, and leave the rest on disk."""
         path = self._verified_path(step)
         with _explain_read_errors(path):
             return _restore_tree(path, {name: abstract_tree}, require_all=False)[name]
@@ -346,12 +312,6 @@ class CheckpointManager:
             # Orbax leaves out unfinished saves, and names that are no steps.
             names = ocp.path.step.standard_name_format()
             return sorted(each.step for each in names.find_all(self.directory))
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise ValueError(
-                f"checkpoints {self.directory}: were opened read-only; open them without read_only"
-            )
 
     def _verified_path(self, step: int) -> epath.Path:
         """Return the folder of a checkpoint (UserError: it does not exist, or is damaged)."""
@@ -441,13 +401,9 @@ def broadcast_integers(values: Sequence[int]) -> list[int]:
 
 
 def _restore_tree(path: epath.Path, abstract_tree: Any, *, require_all: bool) -> Any:
-    """Restore arrays of a checkpoint, bit for bit.
+    """Restore arrays of a checkpoint, bit for bit, placed as the abstract ones.
 
-    Args:
-      path: Folder of the checkpoint.
-      abstract_tree: Tree of `jax.ShapeDtypeStruct`. An array goes to the sharding of its struct,
-        or to the first local device.
-      require_all: Raise if the checkpoint has arrays that the tree has not.
+    With `require_all`, raise if the checkpoint has arrays that the tree has not.
     """
     leaves = tree_paths.named_leaves(abstract_tree)
     requested = tree_paths.describe_leaves(leaves)

@@ -64,9 +64,7 @@ class ManifestHandler(ocp.JsonCheckpointHandler):
 
 def manifest_path(folder: epath.Path) -> epath.Path:
     """Return the path of a checkpoint's manifest."""
-    path = folder / MANIFEST_ITEM / JSON_FILE
-    # Where it lay before it was an item of its own.
-    return path if path.exists() else folder / "manifest.json"
+    return folder / MANIFEST_ITEM / JSON_FILE
 
 
 def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:

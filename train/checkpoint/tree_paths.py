@@ -60,10 +60,8 @@ def describe_difference(
 ) -> str | None:
     """Describe why a checkpoint does not match the requested tree; None if it matches.
 
-    Args:
-      stored: `describe_leaves` of the checkpoint.
-      requested: `describe_leaves` of what is requested.
-      require_all: Treat a stored leaf that is not requested as a difference.
+    Both are results of `describe_leaves`. With `require_all`, a stored leaf that is not requested
+    is a difference.
     """
     changed = [
         f"{n} is {stored[n]} there and {requested[n]} here"

@@ -1,4 +1,4 @@
-"""Verbs that take a CONFIG: `fit`, `describe` and `plan`."""
+"""Verbs that take a CONFIG: `fit`, `describe`, `plan` and `data`; and `init`, which writes one."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ import tyro
 
 from train.cli.main import HELP_FLAGS, VERBS
 from train.cli.parsing import JsonArguments, given_flags, parse, print_json
-from train.config.experiment_files import find_experiment
+from train.config.experiment_files import find_experiment, write_config
 from train.config.resolve import resolve_precision
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.errors import UsageError, as_usage_errors
@@ -27,8 +27,10 @@ from train.runtime.local_hardware import enable_compilation_cache, local_hardwar
 from train.runtime.startup import program_name
 from train.tasks.translation import Translation
 from train.telemetry.goodput import process_start_time
+from train.visualization.data_summary import print_summary, summarize_data
 from train.warm_start.word_vectors import is_word_vector_file
 from transformer.precision import AUTO_POLICY
+from transformer.validation import NonNegativeInt
 
 Arguments = TypeVar("Arguments")
 """Type variable: the dataclass of a verb's arguments, which contains the experiment."""
@@ -62,14 +64,7 @@ class StartArguments(ConfigArguments):
 def parse_config_verb(
     verb: str, arguments: list[str], arguments_type: type[Arguments], extra_help: str = ""
 ) -> Arguments:
-    """Parse CONFIG and the flags that change its experiment.
-
-    Args:
-      verb: The verb.
-      arguments: Its arguments.
-      arguments_type: Dataclass of its arguments, with a field `experiment`.
-      extra_help: Text that help shows.
-    """
+    """Parse CONFIG and the flags that change its experiment, a field of the arguments."""
     if not arguments or arguments[0].startswith("-"):
         usage = f"{program_name()} {verb} {VERBS[verb].arguments}"
         raise UsageError(f"{verb}: CONFIG is missing; write {usage}")
@@ -237,4 +232,49 @@ def run_plan(arguments: list[str]) -> int:
         print_json(plan.as_dict())
     else:
         print_plan(plan)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitArguments(JsonArguments):
+    """Write a commented config of your own, a language model on text, to change and to train."""
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Name of the file, ending with .py."""
+
+    data: str = ""
+    """File, folder or pattern of text; default: the text that ships with Python."""
+
+
+def run_init(arguments: list[str]) -> int:
+    """Write a config file; return the exit status."""
+    options = parse(InitArguments, arguments, verb="init")
+    write_config(options.file, options.data)
+    text = f"wrote {options.file}; read it, then {program_name()} fit {options.file}"
+    options.show({"file": options.file}, text)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataArguments(ConfigArguments):
+    """Show a config's data as the model reads them: sizes, lengths, and what the loss counts."""
+
+    examples: NonNegativeInt = 3
+    """Training examples to show."""
+
+
+DATA_HELP = """Splits are read, and tokenizers trained, as `fit` does it. In the examples, text in
+[[double brackets]] has no part in the loss; where only few tokens have one, each is followed by
+its target."""
+"""Help text of `data`."""
+
+
+def run_data(arguments: list[str]) -> int:
+    """Print a summary of a config's data; return the exit status."""
+    options = parse_config_verb("data", arguments, DataArguments, DATA_HELP)
+    summary = summarize_data(options.experiment, options.examples)
+    if options.json:
+        print_json(summary)
+    else:
+        print_summary(summary)
     return 0

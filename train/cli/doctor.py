@@ -173,11 +173,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_machine(root: Path = Path("/")) -> Iterator[Finding]:
-    """Check cores, memory, disk space and variables that slow JAX down.
-
-    Args:
-      root: Where the system's files are.
-    """
+    """Check cores, memory, disk space and variables that slow JAX down."""
     service = notebook_service()
     yield Finding("cores", "ok", f"{count_cores(root)}{f', in {service}' if service else ''}")
     memory = host_memory_bytes(root)

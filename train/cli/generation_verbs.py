@@ -10,7 +10,7 @@ from train.assembly import make_task
 from train.cli.parsing import RunArguments, given_flags, parse, print_json
 from train.data.chat_template import Message
 from train.errors import UsageError, UserError, as_usage_errors, printable
-from train.run import Run, load, sample
+from train.run import Run, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -62,7 +62,10 @@ def run_sample(arguments: list[str]) -> int:
     check_supported_options(given_flags(arguments), task.supported_options)
     with as_usage_errors():
         sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
-    options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+    continues = task.continues_prompt and not given.chat
+    prompts = given.prompt if continues else [""] * len(given.prompt)
+    stream = _Stream(prompts[0]) if not given.json and len(prompts) == 1 else None
+    options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed, stream)
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
@@ -74,21 +77,9 @@ def run_sample(arguments: list[str]) -> int:
                     raise UsageError("sample --chat --json: needs --prompt; give one or more")
                 chat(run, options)
                 return 0
-        continues = task.continues_prompt and not given.chat
-        prompts = given.prompt if continues else [""] * len(given.prompt)
-        stream = _Stream(prompts[0]) if not given.json and len(prompts) == 1 else None
-        if given.chat:
-            texts = answer_prompts(run, list(given.prompt), options, stream)
+            texts = answer_prompts(run, given.prompt, options)
         else:
-            texts = sample(
-                run,
-                list(given.prompt),
-                max_new_tokens=given.max_new_tokens,
-                sampling=sampling,
-                num_beams=given.beams,
-                seed=given.seed,
-                on_text=stream,
-            )
+            texts = task.sample(run, given.prompt, options)
     if given.json:
         print_json({"text": texts})
     elif stream is not None:
@@ -224,13 +215,14 @@ def chat(run: Run, options: SampleOptions) -> None:
 
     An empty line begins a new conversation.
     """
+    options = dataclasses.replace(options, on_text=print_text)
     messages: list[Message] = []
     for question in read_questions():
         if not question.strip():
             messages = []
             continue
         messages.append({"role": "user", "content": question.strip()})
-        answers = answer_conversations(run, [messages], options, print_text)
+        answers = answer_conversations(run, [messages], options)
         print(flush=True)
         messages.append({"role": "assistant", "content": answers[0].strip()})
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from train.cli.parsing import JsonArguments, Workdir, parse, print_json
+from train.cli.parsing import JsonArguments, Workdir, parse
 from train.interop.dpo_reference import add_reference
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import Weights, export_run
@@ -42,10 +42,7 @@ def run_import(arguments: list[str]) -> int:
         precision=options.precision,
         adapter=options.adapter,
     )
-    if options.json:
-        print_json({"workdir": str(folder.path)})
-    else:
-        print(f"imported: {folder.path}")
+    options.show({"workdir": str(folder.path)}, f"imported: {folder.path}")
     return 0
 
 
@@ -79,10 +76,10 @@ def run_export(arguments: list[str]) -> int:
         max_shard_bytes=options.max_shard_megabytes * 1_000_000,
         weights=options.weights,
     )
-    if options.json:
-        print_json({"output": options.output, "model_type": model_type})
-    else:
-        print(f"exported as {model_type}: {options.output}")
+    options.show(
+        {"output": options.output, "model_type": model_type},
+        f"exported as {model_type}: {options.output}",
+    )
     return 0
 
 
@@ -102,11 +99,7 @@ def run_merge(arguments: list[str]) -> int:
     """Merge a LoRA run; return the exit status."""
     options = parse(MergeArguments, arguments, verb="merge")
     run = merge_run(options.source, options.workdir, step=options.step)
-    base_path = str(run.folder.path)
-    if options.json:
-        print_json({"workdir": base_path})
-    else:
-        print(f"merged weights in {base_path}")
+    options.show({"workdir": str(run.folder.path)}, f"merged weights in {run.folder.path}")
     return 0
 
 
@@ -139,8 +132,7 @@ def run_reference(arguments: list[str]) -> int:
         chat_template=options.chat_template,
         batch_size=options.batch_size,
     )
-    if options.json:
-        print_json({"output": options.output, "pairs": count})
-    else:
-        print(f"scored {count:,} pairs: {options.output}")
+    options.show(
+        {"output": options.output, "pairs": count}, f"scored {count:,} pairs: {options.output}"
+    )
     return 0

@@ -103,13 +103,13 @@ VERBS = {
     "data": Verb(
         "CONFIG [--examples N] [--a.b.c VALUE ...]",
         "documents, tokens and lengths of a config's data, and what the loss counts",
-        "start_verbs",
+        "config_verbs",
     ),
     "configs": Verb("", "list the shipped configs, a line each", "listing_verbs"),
     "init": Verb(
         "FILE [--data PATH]",
         "write a commented config of your own, which fit FILE trains",
-        "start_verbs",
+        "config_verbs",
     ),
     "completion": Verb(
         "SHELL", "print a script that completes verbs in bash or zsh", "listing_verbs"

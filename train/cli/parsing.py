@@ -51,6 +51,13 @@ class JsonArguments:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one object on standard output."""
 
+    def show(self, record: Mapping[str, Any], text: str) -> None:
+        """Print the record with `--json`, or else the text."""
+        if self.json:
+            print_json(record)
+        else:
+            print(text)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunArguments(JsonArguments):

@@ -94,11 +94,9 @@ def run_attention(arguments: list[str]) -> int:
     run = load(options.workdir, step=options.step)
     view = view_attention(run, options.text, options.target, layer=options.layer, head=options.head)
     view.save(options.output, one_head=options.one_head)
-    if options.json:
-        heads = sum(each.weights.shape[1] for each in view.maps)
-        print_json({"output": options.output, "stages": view.stages, "heads": heads})
-    else:
-        print(f"wrote {options.output}: {view.subtitle}")
+    heads = sum(each.weights.shape[1] for each in view.maps)
+    record = {"output": options.output, "stages": view.stages, "heads": heads}
+    options.show(record, f"wrote {options.output}: {view.subtitle}")
     return 0
 
 
@@ -120,9 +118,7 @@ def run_report(arguments: list[str]) -> int:
         raise UsageError("report: W is missing; give the folders of runs")
     report = RunReport(list(options.workdirs))
     report.save(options.output)
-    if options.json:
-        summaries = {run["label"]: run["summary"] for run in report.runs}
-        print_json({"output": options.output, "runs": summaries})
-    else:
-        print(f"wrote {options.output}: {report.title}")
+    summaries = {run["label"]: run["summary"] for run in report.runs}
+    record = {"output": options.output, "runs": summaries}
+    options.show(record, f"wrote {options.output}: {report.title}")
     return 0

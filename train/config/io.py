@@ -74,11 +74,7 @@ def experiment_to_dict(experiment: Experiment) -> dict[str, Any]:
 
 
 def experiment_from_dict(data: dict[str, Any], source: str) -> Experiment:
-    """Return the experiment that `experiment_to_dict` was given.
-
-    Args:
-      data: From JSON.
-      source: Name of the file, for the error.
+    """Return the experiment that `experiment_to_dict` was given; `source` names the file.
 
     Raises:
       UserError: the data are not an experiment of this version.
@@ -142,12 +138,7 @@ def non_resumable_fields(experiment: Experiment) -> dict[str, Any]:
 def forbidden_changes(
     differences: dict[str, tuple[Any, Any]], requested: Experiment
 ) -> dict[str, tuple[Any, Any]]:
-    """Return those of the differences that do not allow a run to be resumed.
-
-    Args:
-      differences: Saved and requested value of each field in which the experiments differ.
-      requested: The experiment that the resumed run is asked to train.
-    """
+    """Return those of the differences (saved, requested) that do not allow a run to be resumed."""
     resumable = marked_fields(requested, Mark.RESUMABLE)
     switches = marked_fields(requested, Mark.SWITCHES_STATE)
     return {

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_user_error
 from train.files import expand_user
 from train.tasks.registry import TASKS
 from train.tasks.task import TaskConfig
@@ -105,7 +105,9 @@ def import_file(file: str, name: str) -> ModuleType:
       UsageError: there is no such file, or it raises an exception.
     """
     path = expand_user(pathlib.Path(file))
-    if not path.is_file():
+    with as_user_error(name):
+        exists = path.is_file()
+    if not exists:
         raise UsageError(f"{name}: there is no such file; give the path of a .py file")
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
     assert spec
@@ -191,9 +193,7 @@ def _importable_name(module: str) -> str | None:
 def check_imports(recorded: object, source: str) -> None:
     """Raise UserError unless the modules that a run recorded are imported. It imports none of them.
 
-    Args:
-      recorded: `imports` of the run's config.json; None if there are none.
-      source: Path of that file.
+    `recorded` is `imports` of the config.json at `source`; None if there are none.
     """
     if recorded is None:
         return

@@ -23,12 +23,9 @@ def backend_field(index: int) -> str:
 def resolve_auto(
     experiment: Experiment, hardware: Hardware, context_shards: int = 1
 ) -> dict[str, str]:
-    """Return what each `auto` setting becomes, by field name, with the reason for a backend.
+    """Return what each `auto` setting becomes on some hardware, by field name, with a reason.
 
-    Args:
-      experiment: The settings.
-      hardware: The devices to choose for.
-      context_shards: Shards of the tokens of a sequence (context parallelism).
+    `context_shards` is the number of shards of a sequence's tokens (context parallelism).
     """
     model, length = experiment.model, experiment.sequence_length
     if experiment.compile == "pmap":
@@ -85,10 +82,7 @@ def unavailable_backends(choices: Mapping[str, str], experiment: Experiment) -> 
 def pin_auto(experiment: Experiment, saved: Mapping[str, str], hardware: Hardware) -> Experiment:
     """Return the experiment with saved choices in place of `auto`, where they would differ now.
 
-    Args:
-      experiment: The settings of a run that is resumed.
-      saved: Choices that `resolve_auto` made when the run began.
-      hardware: The devices at hand.
+    `saved` are the choices that `resolve_auto` made when the run began.
 
     Raises:
       ValueError: a saved backend does not exist.

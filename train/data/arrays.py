@@ -7,9 +7,10 @@ from typing import Annotated
 
 import numpy as np
 
-from train.data.batches import example_ids, host_rows
+from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import DataConfig
-from train.data.examples import choose_held_out_examples, seeded_permutation
+from train.data.examples import choose_held_out_examples
+from train.data.files import SPLITS, split_of
 from train.data.token_file import HostBatch
 from train.errors import UserError
 from transformer.validation import Mark, PositiveInt
@@ -39,8 +40,6 @@ class ArrayDataConfig(DataConfig):
 Arrays = Mapping[str, np.ndarray]
 """Arrays by name. All have one row for each example."""
 
-SPLITS = ("train", "validation", "test")
-
 HELD_OUT_FRACTION = 0.1
 """Fraction of the training examples to validate on, if there is no such split."""
 
@@ -58,18 +57,11 @@ class ArrayCorpus:
 
     def split(self, name: str) -> Arrays:
         """Return the arrays of a split. Raises UserError if there is none of that name."""
-        if name not in self.splits:
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.splits)}; choose one of these"
-            )
-        return self.splits[name]
+        return split_of(self.splits, name)
 
 
 def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
     """Read every split. Without a validation split, a tenth of the training examples is held out.
-
-    Args:
-      read: Returns the arrays of a split; None if there is no such split.
 
     Raises:
       UserError: A split is empty, or its arrays differ in length, or in names from the others.
@@ -99,15 +91,18 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
         all_examples = splits["train"]
         splits["train"] = {key: array[~chosen] for key, array in all_examples.items()}
         splits["validation"] = {key: array[chosen] for key, array in all_examples.items()}
-    # Names, dtypes and shapes are part of the digest: the same bytes may be other numbers.
+    ordered = {name: splits[name] for name in SPLITS if name in splits}
+    return ArrayCorpus(ordered, digest_arrays(ordered))
+
+
+def digest_arrays(splits: Mapping[str, Arrays]) -> str:
+    """Return a digest of arrays: of names, dtypes and shapes too, as equal bytes may differ."""
     digest = hashlib.blake2b(digest_size=16)
     for name, arrays in sorted(splits.items()):
         for key, array in sorted(arrays.items()):
             digest.update(f"{name} {key} {array.dtype} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
-    return ArrayCorpus(
-        {name: splits[name] for name in SPLITS if name in splits}, digest.hexdigest()
-    )
+    return digest.hexdigest()
 
 
 def check_arrays(split: str, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -168,7 +163,7 @@ def take_rows(
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayTrainingBatches:
+class ArrayTrainingBatches(TrainingBatches):
     """Endless batches of shuffled rows, each a pure function of the seed and the cursor.
 
     Every epoch has every example once, in an order of its own; a batch may span two epochs.

@@ -1,18 +1,18 @@
 """Batches of windows of text, for training and evaluation, and prefetching of batches."""
 
+import abc
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from train.data.token_file import HostBatch, TokenStream, Windows
-from train.errors import UsageError, UserError
+from train.errors import UserError
 
 if TYPE_CHECKING:
     import grain
@@ -48,7 +48,33 @@ def prefetch(
         pool.shutdown(cancel_futures=True)
 
 
-class TextTrainingBatches:
+class TrainingBatches(abc.ABC):
+    """Endless sequence of training batches, each a pure function of the seed and the cursor."""
+
+    @abc.abstractmethod
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch `cursor` that belong to one host; hosts divide the batch size.
+
+        The arrays include `examples` [B] uint32 and the `weights` of the targets.
+        """
+
+    def position(self, cursor: int) -> Any:
+        """Return what finds batch `cursor` again without reading what is before it, as JSON.
+
+        None, as by default: the cursor alone is enough. All processes call it together.
+        """
+        return None
+
+    def seek(self, position: Any) -> None:
+        """Continue from a result of `position`; None: from the start."""
+        del position  # by default the cursor alone finds every batch
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        """Return the share of each of several sources, by name, in the batches before `cursor`."""
+        return {}
+
+
+class TextTrainingBatches(TrainingBatches):
     """Endless training batches of a token stream, each a pure function of the seed and the cursor.
 
     Example e (row b of batch c is example c * batch_size + b) is a pure function of the seed and e.
@@ -89,10 +115,8 @@ class TextTrainingBatches:
             tokens.
 
         Raises:
-          UserError: The stream is shorter than one window, or the seed is negative.
+          UserError: The stream is shorter than one window.
         """
-        if seed < 0:
-            raise UsageError(f"seed: {seed} is negative; give 0 or more")
         if stream.num_targets < sequence_length:
             raise UserError(
                 f"the {stream.name} split: its {len(stream.tokens)} tokens are fewer than one "
@@ -107,7 +131,6 @@ class TextTrainingBatches:
         self._windows = Windows(stream, sequence_length, document_masking=document_masking)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return one host's rows of a batch. ``num_hosts`` must divide the batch size."""
         start, stop = host_rows(self.batch_size, host, num_hosts)
         first = cursor * self.batch_size
         return self.examples(np.arange(first + start, first + stop))
@@ -141,6 +164,15 @@ def example_ids(
     return (examples % (1 << 32)).astype(np.uint32)
 
 
+@functools.lru_cache(maxsize=64)
+def seeded_permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
+    """Return the indices below ``count``, permuted by the seeds."""
+    # Sort the raw output of PCG64, which NumPy promises never to change. The algorithms of
+    # `Generator.permutation` may change between versions, and with them the order of the data.
+    keys = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
+    return np.argsort(keys, kind="stable")
+
+
 def _shuffled(count: int, seed: int) -> "grain.MapDataset[int]":
     """Return the indices below ``count``, shuffled anew in each epoch, without end."""
     # With a jaxlib before 0.11 (Colab), importing grain logs a warning about profiling.
@@ -164,56 +196,49 @@ def _phase(seed: int, epoch: int, length: int) -> int:
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0]) % length
 
 
-def make_text_evaluation_batches(
-    stream: TokenStream,
-    *,
-    batch_size: int,
-    sequence_length: int,
-    document_masking: bool,
-    stride: int | None = None,
-    max_batches: int | None = None,
-) -> "TextEvaluationBatches":
-    """Lay windows over a stream so that each target counts once.
-
-    Args:
-      stream: Token stream to evaluate on; it may be shorter than a window.
-      batch_size: Windows of a batch, over all hosts.
-      sequence_length: Tokens of a window, T.
-      document_masking: As in training.
-      stride: Distance between the starts of adjacent windows. Below T, windows overlap and each
-        counts only its last ``stride`` targets (the first window: all), so that every target has at
-        least T - stride tokens of context, as far as its document has them. None or 0: T.
-      max_batches: Maximum number of batches, of windows spread evenly over the stream. None or 0:
-        all.
-
-    Raises:
-      ValueError: stride is longer than a window, which would skip targets.
-    """
-    stride = stride or sequence_length
-    if not 0 < stride <= sequence_length:
-        raise ValueError(f"stride {stride} is not in 1 to {sequence_length}")
-    count = 1 + -(-max(0, stream.num_targets - sequence_length) // stride)
-    chosen = min(count, max_batches * batch_size) if max_batches else count
-    return TextEvaluationBatches(
-        windows=Windows(stream, sequence_length, document_masking=document_masking),
-        window_indices=np.arange(chosen) * count // chosen,
-        stride=stride,
-        batch_size=batch_size,
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class TextEvaluationBatches:
-    """Evaluation batches with the arrays of `TextTrainingBatches`, all of one shape.
+    """Windows over a stream so that each target counts once.
 
-    Weights are 1 where a target counts in its window. Everything is 0 in padding: beyond the end of
-    the stream, and in the rows that fill up the last batch.
+    Batches have the arrays of `TextTrainingBatches`, all of one shape. Weights are 1 where a target
+    counts in its window. Everything is 0 in padding: beyond the end of the stream, and in the rows
+    that fill up the last batch.
     """
 
-    windows: Windows
-    window_indices: np.ndarray  # [windows], as multiples of stride
-    stride: int
-    batch_size: int
+    def __init__(
+        self,
+        stream: TokenStream,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        document_masking: bool,
+        stride: int | None = None,
+        max_batches: int | None = None,
+    ):
+        """Lay the windows.
+
+        Args:
+          stream: Token stream to evaluate on; it may be shorter than a window.
+          batch_size: Windows of a batch, over all hosts.
+          sequence_length: Tokens of a window, T.
+          document_masking: As in training.
+          stride: Distance between the starts of adjacent windows. Below T, windows overlap and each
+            counts only its last ``stride`` targets (the first window: all), so that every target
+            has at least T - stride tokens of context, as far as its document has them. None or 0:
+            T.
+          max_batches: Maximum number of batches, of windows spread evenly over the stream. None or
+            0: all.
+
+        Raises:
+          ValueError: stride is longer than a window, which would skip targets.
+        """
+        self.stride = stride or sequence_length
+        if not 0 < self.stride <= sequence_length:
+            raise ValueError(f"stride {stride} is not in 1 to {sequence_length}")
+        count = 1 + -(-max(0, stream.num_targets - sequence_length) // self.stride)
+        chosen = min(count, max_batches * batch_size) if max_batches else count
+        self.windows = Windows(stream, sequence_length, document_masking=document_masking)
+        self.window_indices = np.arange(chosen) * count // chosen  # as multiples of the stride
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return -(-len(self.window_indices) // self.batch_size)

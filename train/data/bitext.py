@@ -15,18 +15,17 @@ from train.data.examples import (
     ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
-    corpus_digest,
+    encode_splits,
     read_splits,
     tokenize_examples,
     tokenizer_for_splits,
-    with_leading_space,
 )
 from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES
 from transformer.validation import Bounds, Mark, NonNegativeInt, PositiveInt
 
@@ -140,29 +139,26 @@ def prepare_bitext(
 ) -> ExampleCorpus[BitextSplit]:
     """Read and tokenize the pairs that ``config`` names.
 
-    Args:
-      config: Files and tokenizer.
-      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      start_token: First input token of the decoder, as in `find_start_token`.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
 
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
     splits = read_sentence_pairs(config)
-    tokenizer = tokenizer or tokenizer_for_splits(
+    used = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            name: with_leading_space(text for pair in pairs for text in pair)
-            for name, pairs in splits.items()
+            split: (f" {text.strip()}" for pair in pairs for text in pair)
+            for split, pairs in splits.items()
         },
     )
-    notes = splits.notes
-    start = find_start_token(tokenizer, start_token)
-    encoded = {
-        name: _encode(name, pairs, tokenizer, start, config.max_length, notes)
-        for name, pairs in splits.items()
-    }
-    return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
+    start = find_start_token(used, start_token)
+    return encode_splits(
+        splits,
+        used,
+        lambda split, pairs: _encode(split, pairs, used, start, config.max_length, splits.notes),
+        content=lambda pair: pair,
+    )
 
 
 _SOURCES = ("source", "src", "source_text", "input")
@@ -176,7 +172,8 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     def two_files(start: str) -> list[TextFile]:
         if start.startswith(HTTP_SCHEMES):  # an address is that of one file
             return []
-        files = [find_optional_file(f"{start}.{ending}") for ending in languages]
+        with as_user_error(start):
+            files = [find_optional_file(f"{start}.{ending}") for ending in languages]
         return [file for file in files if file is not None]
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
@@ -285,7 +282,7 @@ def encode_sentences(
     after = after if len(after) else np.array([tokenizer.eos_token_id])
     return [
         np.concatenate([before, tokens, after]).astype(np.int32)
-        for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
+        for tokens in tokenize_examples(tokenizer, texts)
     ]
 
 

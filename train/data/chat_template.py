@@ -2,28 +2,26 @@
 
 A template is rendered as `transformers` does (`apply_chat_template`): in a sandbox that can change
 nothing, with `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
-`raise_exception` and `strftime_now`; and in a process whose time and memory are limited. The text
-of the assistant is found in one of two ways: by `{% generation %}` blocks of the template, or by
-rendering the messages before and with each answer.
+`raise_exception` and `strftime_now`. The text of the assistant is found in one of two ways: by
+`{% generation %}` blocks of the template, or by rendering the messages before and with each answer.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
+import datetime
+import functools
 import json
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import jinja2
 import numpy as np
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from train.data import template_process
-from train.data.template_process import END, MAX_SECONDS, START
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
@@ -39,12 +37,6 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 WRITTEN_FIELDS = (("tool_calls",), ("function_call",), REASONING)
 """Fields of a message, each by its names, that are a part of what the assistant writes."""
 
-MAX_TEMPLATE = 1_000_000
-"""Characters of a template. Published ones have up to 20,000."""
-
-MAX_TEXTS = 16
-"""Texts of a request: all beginnings of a long conversation exceed the memory of the process."""
-
 DEFAULT_TEMPLATE = """\
 {{- bos_token or eos_token -}}
 {%- for message in messages -%}
@@ -57,8 +49,8 @@ DEFAULT_TEMPLATE = """\
 
 ASSISTANT = "assistant"
 
-# Another noncharacter of Unicode: stands for an answer.
-_PROBE = "\ufdd2"
+# Noncharacters of Unicode, which no text has: edges of a `{% generation %}` block, and an answer.
+_START, _END, _PROBE = "\ufdd0", "\ufdd1", "\ufdd2"
 
 
 class ChatText(NamedTuple):
@@ -106,10 +98,10 @@ class ChatTemplate:
           variables: `tools`, `documents` and other variables of the template.
 
         Raises:
-          UserError: The template is not valid, refuses the conversation, or exceeds its limits.
+          UserError: The template is not valid, or refuses the conversation.
         """
-        [text] = self._render([(messages, add_generation_prompt)], variables)
-        return text.replace(START, "").replace(END, "")
+        text = self._render(messages, variables, add_generation_prompt=add_generation_prompt)
+        return text.replace(_START, "").replace(_END, "")
 
     def render_with_spans(
         self,
@@ -130,15 +122,11 @@ class ChatTemplate:
         """
         answers = [i for i, each in enumerate(messages) if each["role"] == ASSISTANT]
         counted = [i for i in answers if i >= first and is_learned(messages[i])]
-        cuts: list[tuple[Sequence[Message], bool]] = [(messages, False)]
-        if "endgeneration" not in self.source:
-            for i in counted:
-                cuts += [(messages[:i], True), (messages[: i + 1], False)]
-        marked, *texts = self._render(cuts, variables)
+        marked = self._render(messages, variables)
         text, marks = _split_marked(marked)
         if not counted:
             return ChatText(text, ())
-        if not texts:
+        if "endgeneration" in self.source:
             if len(marks) == len(answers):
                 marks = [marks[answers.index(i)] for i in counted]
             elif counted != answers:
@@ -149,12 +137,14 @@ class ChatTemplate:
                 )
             return ChatText(text, tuple(marks))
         spans = []
-        for index, before, after in zip(counted, texts[::2], texts[1::2], strict=True):
-            if after.startswith(before) and marked.startswith(after):
+        for index in counted:
+            before = self._render(messages[:index], variables, add_generation_prompt=True)
+            after = self._render(messages[: index + 1], variables)
+            if after.startswith(before) and text.startswith(after):
                 spans.append((len(before), len(after)))
             else:
-                spans.append(self._locate(messages, index, marked, before, variables))
-        return ChatText(marked, tuple(spans))
+                spans.append(self._locate(messages, index, text, before, variables))
+        return ChatText(text, tuple(spans))
 
     def _locate(
         self,
@@ -170,13 +160,8 @@ class ChatTemplate:
         place is the same up to the answer and after it.
         """
         probe = {"role": ASSISTANT, "content": _PROBE}
-        changed, last = self._render(
-            [
-                ([*messages[:index], probe, *messages[index + 1 :]], False),
-                ([*messages[:index], probe], False),
-            ],
-            variables,
-        )
+        changed = self._render([*messages[:index], probe, *messages[index + 1 :]], variables)
+        last = self._render([*messages[:index], probe], variables)
         start = _common_length(text, changed)
         stop = len(text) - _common_length(text[::-1], changed[::-1])
         end_of_turn = last.rpartition(_PROBE)[2]
@@ -199,38 +184,18 @@ class ChatTemplate:
                     f"chat template: does not read {name}; leave {name} out, or give a template "
                     "that has it with data.chat_template"
                 )
+        answers = [each for each in messages if each["role"] == ASSISTANT]
         for names in WRITTEN_FIELDS:
-            given = [
-                (index, name)
-                for index, message in enumerate(messages)
-                if message["role"] == ASSISTANT
-                for name in names
-                if message.get(name)
+            given = [name for each in answers for name in names if each.get(name)]
+            without = [
+                {"content": ""} | {name: value for name, value in each.items() if name not in names}
+                for each in messages
             ]
-            if not given:
-                continue
-            index, name = given[-1]  # shows it for all: trying each takes quadratic time
-            others = {key: value for key, value in messages[index].items() if key not in names}
-            text, text_without = self._render(
-                [
-                    (messages[: index + 1], False),
-                    ([*messages[:index], {"content": ""} | others], False),
-                ],
-                variables,
-            )
-            if text == text_without:
+            if given and self._render(messages, variables) == self._render(without, variables):
                 raise UserError(
-                    f"chat template: writes nothing of {name} in message {index}; leave "
-                    "it out, or give a template that writes it with data.chat_template"
+                    f"chat template: writes nothing of {given[0]}; leave it out, or give a "
+                    "template that writes it with data.chat_template"
                 )
-
-    def writes(
-        self, field: str, messages: Sequence[Message], variables: Mapping[str, Any] = NO_VARIABLES
-    ) -> bool:
-        """Return True if a field of the messages changes the text."""
-        others = [{key: value for key, value in each.items() if key != field} for each in messages]
-        text, text_without = self._render([(messages, False), (others, False)], variables)
-        return text != text_without
 
     def end_of_turn(self) -> str:
         """Return the text that ends an assistant's turn."""
@@ -238,36 +203,59 @@ class ChatTemplate:
         return self.render(turns).rpartition(_PROBE)[2]
 
     def _render(
-        self, conversations: Sequence[tuple[Sequence[Message], bool]], variables: Mapping[str, Any]
-    ) -> list[str]:
-        """Return the text of each pair of messages and `add_generation_prompt`."""
-        if len(self.source) > MAX_TEMPLATE:
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        values = {"tools": None, "documents": None, **dict(self.special_tokens), **variables}
+        values["messages"] = [_as_template_reads(each) for each in messages]
+        values["add_generation_prompt"] = add_generation_prompt
+        try:
+            return _compile(self.source).render(values)
+        except Exception as error:  # a template can raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
-                f"chat template: has {len(self.source):,} characters, more than {MAX_TEMPLATE:,}; "
-                "name another with data.chat_template"
-            )
-        common = {"tools": None, "documents": None, **dict(self.special_tokens), **variables}
-        texts: list[str] = []
-        for start in range(0, len(conversations), MAX_TEXTS):
-            request = {
-                "source": self.source,
-                "variables": [
-                    common
-                    | {
-                        "messages": [_as_template_reads(each) for each in messages],
-                        "add_generation_prompt": add_generation_prompt,
-                    }
-                    for messages, add_generation_prompt in conversations[start : start + MAX_TEXTS]
-                ],
-            }
-            answer = _process.ask(request)
-            if "error" in answer:
-                raise UserError(
-                    f"chat template: {answer['error']}; correct it, or name another with "
-                    "data.chat_template"
-                )
-            texts += answer["texts"]
-        return texts
+                f"chat template: {reason[:1000]}; correct it, or name another with "
+                "data.chat_template"
+            ) from error
+
+
+class _Generation(Extension):
+    """The block `{% generation %}` of transformers, with marks at its edges."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        start, end = (
+            nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (_START, _END)
+        )
+        return [start, *body, end]
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, **options: Any) -> str:
+    """Return JSON; unlike Jinja's own filter, without HTML escapes."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(source)
 
 
 def is_learned(message: Message) -> bool:
@@ -284,59 +272,6 @@ def _as_template_reads(message: Message) -> dict[str, Any]:
     return fields
 
 
-class _TemplateProcess:
-    """The process that renders templates, shared by all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request (`train.data.template_process`)."""
-        try:
-            line = json.dumps(request).encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"messages: are not values of JSON ({error}); correct them") from error
-        with self._lock:
-            try:
-                process = self._started()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(line)
-                process.stdin.flush()
-                reply = process.stdout.readline()
-                answer: dict[str, Any] = json.loads(reply)
-            except (BrokenPipeError, json.JSONDecodeError):
-                self.stop()
-                return {"error": f"needs more than {MAX_SECONDS} seconds, or ends its process"}
-            except BaseException:  # an interrupt: the answer would be taken for the next one's
-                self.stop()
-                raise
-        return answer
-
-    def stop(self) -> None:
-        """End the process. The next request starts another."""
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(BrokenPipeError), self._process:
-                self._process = None
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", template_process.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process alone
-            )
-        return self._process
-
-
-_process = _TemplateProcess()
-atexit.register(_process.stop)
-
-
 def _common_length(a: str, b: str) -> int:
     """Return the number of characters with which both texts begin."""
     differs = (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
@@ -347,8 +282,8 @@ def _split_marked(marked: str) -> tuple[str, list[tuple[int, int]]]:
     """Return a text without marks, and the ranges between them."""
     spans: list[tuple[int, int]] = []
     text = ""
-    for index, part in enumerate(marked.split(START)):
-        inside, _, after = part.partition(END) if index else ("", "", part)
+    for index, part in enumerate(marked.split(_START)):
+        inside, _, after = part.partition(_END) if index else ("", "", part)
         if index:
             spans.append((len(text), len(text) + len(inside)))
         text += inside + after

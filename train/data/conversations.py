@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -34,11 +35,9 @@ from train.data.chat_template import (
 )
 from train.data.data_config import TokenizerConfig
 from train.data.examples import (
-    Example,
     ExampleCorpus,
     ExampleDataConfig,
-    Split,
-    corpus_digest,
+    encode_splits,
     read_splits,
     tokenizer_for_splits,
 )
@@ -161,9 +160,7 @@ def parse_conversation(location: str, row: Any) -> Conversation:
     if not isinstance(row, Mapping):
         raise UserError(f"{location}: is not an object; {REMEDY}")
     row = {name: value for name, value in row.items() if value is not None}
-    for name, other in UNSUPPORTED.items():
-        if row.get(name):
-            raise UserError(f"{location}: {name} is not supported; give {other} in its place")
+    _check_supported(location, row)
 
     def first_of(names: Sequence[str]) -> str:
         return next((name for name in names if name in row), "")
@@ -176,7 +173,8 @@ def parse_conversation(location: str, row: Any) -> Conversation:
     elif "prompt" in row and "completion" in row:
         read = ["prompt", "completion"]
         prompt, completion = (
-            parse_part(location, name, row[name]) for name in ("prompt", "completion")
+            row[name] if isinstance(row[name], str) else parse_messages(location, name, row[name])
+            for name in ("prompt", "completion")
         )
         if isinstance(prompt, str) != isinstance(completion, str):
             raise UserError(
@@ -233,11 +231,10 @@ def parse_variables(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
     return variables
 
 
-def parse_part(location: str, name: str, value: Any) -> str | tuple[Message, ...]:
-    """Return a text or messages."""
-    if isinstance(value, str):
-        return value
-    return parse_messages(location, name, value)
+def _check_supported(location: str, fields: Mapping[str, Any]) -> None:
+    for name, other in UNSUPPORTED.items():
+        if fields.get(name):
+            raise UserError(f"{location}: {name} is not supported; give {other} in its place")
 
 
 def parse_messages(location: str, name: str, value: Any) -> tuple[Message, ...]:
@@ -277,9 +274,7 @@ def parse_message(location: str, value: Any) -> Message:
         fields["content"] = fields.pop("value")
     if not isinstance(fields.get("role"), str):
         raise UserError(f"{location} has no text 'role'; give one")
-    for name, other in UNSUPPORTED.items():
-        if fields.get(name):
-            raise UserError(f"{location} has {name}, which is not supported; give {other}")
+    _check_supported(location, fields)
     is_answer = fields["role"] == ASSISTANT
     content = fields.get("content")
     if isinstance(content, list | tuple):
@@ -342,24 +337,20 @@ def _located(location: str) -> Iterator[None]:
 def notes_on_fields(template: ChatTemplate, conversations: Iterable[Conversation]) -> Iterator[str]:
     """Yield notes on fields of rows that are not read, and of messages that are not written."""
     unread: dict[str, None] = {}
-    examples: dict[str, Conversation] = {}
+    in_messages: dict[str, None] = {}
     for each in conversations:
         unread |= dict.fromkeys(each.unread)
-        for message in each.messages:
-            for name in message:
-                examples.setdefault(name, each)
+        in_messages |= dict.fromkeys(itertools.chain.from_iterable(each.messages))
     if unread:
         yield f"fields of rows that are not read: {', '.join(unread)}"
+    known = ("weight", "train", *itertools.chain.from_iterable(WRITTEN_FIELDS))
     unwritten = [
         name
-        for name, each in examples.items()
-        if name not in template.source
-        and name not in ("weight", "train")
-        and all(name not in names for names in WRITTEN_FIELDS)
-        and not template.writes(name, each.messages, each.variables)
+        for name in in_messages
+        if name not in known and not re.search(rf"\b{re.escape(name)}\b", template.source)
     ]
     if unwritten:
-        yield f"fields of messages that the chat template does not write: {', '.join(unwritten)}"
+        yield f"fields of messages that the chat template does not name: {', '.join(unwritten)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -426,71 +417,41 @@ def prepare_conversations(
 ) -> ExampleCorpus[ConversationSplit]:
     """Read, render and tokenize the conversations that `config` names.
 
-    Args:
-      config: Files, template and tokenizer.
-      tokenizer: Used instead of the one that `config.tokenizer` describes.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
 
     Raises:
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-    return prepare_chats(
-        config,
-        config.chat_template,
-        tokenizer,
-        parse=parse_conversation,
-        conversations=lambda each: [each],
-        content=lambda each: each.content,
-        encode=lambda name, examples, tokenizer, template, notes: _encode(
-            name, examples, tokenizer, template, config, notes
-        ),
+    splits = read_splits(config, parse_conversation)
+    used, template = prepare_template(config, config.chat_template, tokenizer, splits)
+    splits.notes += notes_on_fields(template, itertools.chain.from_iterable(splits.values()))
+    return encode_splits(
+        splits,
+        used,
+        lambda split, each: _encode(split, each, used, template, config, splits.notes),
+        content=lambda conversation: conversation.content,
+        identity={"template": template.source},
     )
 
 
-def prepare_chats(
+def prepare_template(
     config: ExampleDataConfig,
-    template_path: str,
+    path: str,
     tokenizer: Tokenizer | None,
-    *,
-    parse: Callable[[str, Any], Example],
-    conversations: Callable[[Example], Sequence[Conversation]],
-    content: Callable[[Example], object],
-    encode: Callable[[str, Sequence[Example], Tokenizer, ChatTemplate, list[str]], Split],
-) -> ExampleCorpus[Split]:
-    """Read, render and tokenize examples that consist of conversations.
+    conversations: Mapping[str, Iterable[Conversation]],
+) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer with its chat template.
 
-    Args:
-      config: Files and tokenizer.
-      template_path: File of a chat template; empty: that of the tokenizer, or the default.
-      tokenizer: Used instead of the one that `config.tokenizer` describes.
-      parse: Makes an example of a row.
-      conversations: Returns the conversations of an example.
-      content: Returns what is learned from, as JSON values. They do not have the location: the
-        digest must not depend on the paths of the files.
-      encode: Makes a split of its name, its examples, the tokenizer and the template. It appends to
-        the notes.
+    It is of a file, of the tokenizer, or the default one; a tokenizer is trained if none is given.
     """
-    splits = read_splits(config, parse)
-    untrained = ChatTemplate.without_tokenizer(read_template(template_path))
-    tokenizer = tokenizer or tokenizer_for_splits(
-        config.tokenizer,
-        {
-            name: (each.text(untrained) for example in examples for each in conversations(example))
-            for name, examples in splits.items()
-        },
-    )
-    tokenizer = with_template(tokenizer, template_path)
-    template = ChatTemplate.of_tokenizer(tokenizer)
-    every = itertools.chain.from_iterable(splits.values())
-    notes = splits.notes
-    notes += notes_on_fields(template, itertools.chain.from_iterable(map(conversations, every)))
-    encoded = {
-        name: encode(name, examples, tokenizer, template, notes)
-        for name, examples in splits.items()
+    untrained = ChatTemplate.without_tokenizer(read_template(path))
+    texts = {
+        split: (each.text(untrained) for each in of_split)
+        for split, of_split in conversations.items()
     }
-    contents = {name: list(map(content, examples)) for name, examples in splits.items()}
-    digest = corpus_digest(tokenizer, {"template": template.source, **contents})
-    return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
+    tokenizer = with_template(tokenizer or tokenizer_for_splits(config.tokenizer, texts), path)
+    return tokenizer, ChatTemplate.of_tokenizer(tokenizer)
 
 
 def read_template(path: str) -> str:

@@ -10,17 +10,14 @@ import lzma
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.data.files import split_of
 from train.data.held_data import PYTHON_DATA_PREFIX, held_data
-from train.data.text_splits import (
-    DocumentSplits,
-    TextSplits,
-    choose_held_out_documents,
-)
+from train.data.text_splits import TextSplits, hold_out
 from train.data.token_file import (
     DocumentFrame,
     TokenStream,
@@ -36,12 +33,8 @@ from train.files import cache_folder, cache_key, get_or_create
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 3
 
-
 _METADATA = "corpus.json"
-
-
 _TOKENIZER = "tokenizer.json"
-
 
 TokenArrays = Sequence[np.ndarray]
 """Token ids of each document of a split, each [n] int64."""
@@ -49,65 +42,37 @@ TokenArrays = Sequence[np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextCorpus:
-    """A tokenizer and the token streams of all splits.
-
-    Attributes:
-      tokenizer: Tokenizer of all streams.
-      streams: Streams by split: "train", "validation" and, if it is configured, "test".
-      digest: Digest of texts, splits and tokens: equal for equal data.
-      labels: Empty: running text has no labels.
-      notes: What the user should know of how the text was read.
-    """
+    """A tokenizer and the token streams of all splits."""
 
     tokenizer: Tokenizer
     streams: Mapping[str, TokenStream]
+    """Streams by split: "train", "validation" and, if it is configured, "test"."""
     digest: str
-    _splits: DocumentSplits | None
-    """Splits of the texts; None for token arrays, which have none."""
+    """Digest of texts, splits and tokens: equal for equal data."""
+    texts: TextSplits | None = None
+    """The texts; None for token arrays, which have none."""
     labels: tuple[str, ...] = ()
+    """Empty: running text has no labels."""
     notes: tuple[str, ...] = ()
+    """What the user should know of how the text was read."""
 
     def split(self, name: str) -> TokenStream:
         """Return the stream of a split. Raises UserError if there is none of that name."""
-        if name not in self.streams:
-            remedy = "set data.test_path" if name == "test" else "choose one of these"
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.streams)}; {remedy}"
-            )
-        return self.streams[name]
+        return split_of(self.streams, name)
 
     def compressed_bits_per_byte(self, name: str) -> dict[str, float]:
         """Return the bits per byte of gzip -9 and xz -9 on a split's text, which is read again.
 
         Empty for token arrays, which have no text.
         """
-        stream = self.split(name)
-        if self._splits is None:
+        if self.texts is None:
             return {}
-        documents = self._splits.documents(stream.name)
+        documents = self.texts.documents(self.split(name).name)
         return compressed_bits_per_byte(piece for each in documents for piece in each.pieces())
 
 
-def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
-    """Return the configured tokenizer, trained on the training split unless it is cached.
-
-    Raises UserError as `prepare_text` does.
-    """
-    if (arrays := read_token_arrays(config)) is not None:
-        return tokenizer_of_arrays(config, arrays)
-    splits = TextSplits(config)
-    return load_or_train_tokenizer(
-        config.tokenizer, splits, splits.fingerprint(), cache_folder(config.cache_dir)
-    )
-
-
 def prepare_text(
-    config: TextDataConfig,
-    *,
-    tokenizer: Tokenizer | None = None,
-    cache_dir: str | pathlib.Path | None = None,
-    with_mask_token: bool = False,
-    section: str = "data",
+    config: TextDataConfig, *, tokenizer: Tokenizer | None = None, section: str = "data"
 ) -> TextCorpus:
     """Read, split and tokenize the text that ``config`` names, or find it in the cache.
 
@@ -117,109 +82,43 @@ def prepare_text(
     Args:
       config: Text, splits and tokenizer.
       tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      cache_dir: Used instead of ``config.cache_dir``; a local folder.
-      with_mask_token: Add a mask token to the tokenizer if it has none.
       section: Name of the settings that hold the paths, for error messages.
 
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
     """
     if (arrays := read_token_arrays(config)) is not None:
-        tokenizer = tokenizer or tokenizer_of_arrays(config, arrays)
-        tokenizer = tokenizer.with_mask_token() if with_mask_token else tokenizer
-        return prepare_token_arrays(config, arrays, tokenizer)
-    folder = cache_folder(str(cache_dir or config.cache_dir))
-    splits = TextSplits(config, section)
-    sources = splits.fingerprint()
-    if tokenizer is None:
-        tokenizer = load_or_train_tokenizer(config.tokenizer, splits, sources, folder)
-    if with_mask_token:
-        tokenizer = tokenizer.with_mask_token()
-    return _tokenize(folder, splits, splits.names, sources, tokenizer)
+        return prepare_token_arrays(
+            config, arrays, tokenizer or tokenizer_of_arrays(config, arrays)
+        )
+    splits, folder = TextSplits.find(config, section), cache_folder(config.cache_dir)
+    tokenizer = tokenizer or load_or_train_tokenizer(config.tokenizer, splits, folder)
+    return tokenize_splits(splits, tokenizer, folder)
 
 
-def prepare_held_out(
-    config: TextDataConfig, splits: DocumentSplits, tokenizer: Tokenizer, identity: object
-) -> TextCorpus:
-    """Return the corpus of the splits of a stream that are held out: all but training's.
-
-    Args:
-      config: Where the cache is.
-      splits: Splits of the stream.
-      tokenizer: Its tokenizer.
-      identity: JSON values that tell the stream from others, for the digest.
-    """
-    names = tuple(name for name in splits.names if name != "train")
-    sources = splits.fingerprint()
-    corpus = _tokenize(cache_folder(config.cache_dir), splits, names, sources, tokenizer)
-    return dataclasses.replace(corpus, digest=cache_key(corpus.digest, identity))
-
-
-def _tokenize(
-    folder: pathlib.Path,
-    splits: DocumentSplits,
-    names: tuple[str, ...],
-    sources: dict[str, object],
-    tokenizer: Tokenizer,
-) -> TextCorpus:
-    """Return the token streams of splits, from the cache if it has them."""
+def tokenize_splits(splits: TextSplits, tokenizer: Tokenizer, folder: pathlib.Path) -> TextCorpus:
+    """Return the token streams of splits, from the cache in `folder` if it has them."""
     # The files beside a tokenizer decide the separator, which its digest does not have.
-    key = cache_key(_FORMAT, sources, tokenizer.digest, tokenizer.eos_token_id)
+    key = cache_key(_FORMAT, splits.fingerprint(), tokenizer.digest, tokenizer.eos_token_id)
     entry = folder / f"tokens-{key}"
-    get_or_create(entry, lambda partial: _write(partial, splits, names, tokenizer), _is_complete)
-    metadata = json.loads((entry / _METADATA).read_text())
-    streams = {name: read_stream(entry, name, metadata["streams"][name]) for name in names}
-    digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
-    return TextCorpus(tokenizer, streams, digest, splits, notes=tuple(metadata["notes"]))
-
-
-def load_or_train_tokenizer(
-    settings: TokenizerConfig,
-    splits: DocumentSplits,
-    sources: dict[str, object],
-    folder: pathlib.Path,
-) -> Tokenizer:
-    """Return the configured tokenizer, trained on the training split unless it is cached.
-
-    Args:
-      settings: Settings of the tokenizer.
-      splits: Texts to train it on.
-      sources: Fingerprint of the texts.
-      folder: Cache.
-    """
-    if settings.kind == "file":
-        return Tokenizer.load(settings.path)
-    # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
-    names = splits.names if settings.kind == "character" else ("train",)
-    entry = folder / f"tokenizer-{cache_key(_FORMAT, sources, dataclasses.asdict(settings))}"
 
     def write(partial: pathlib.Path) -> None:
-        texts = (
-            chunk
-            for name in names
-            for document in splits.documents(name)
-            for chunk in split_into_chunks(document.pieces())
-        )
-        num_characters = sum(map(splits.estimate_characters, names))
-        trained = train_tokenizer(settings, texts, num_characters=num_characters)
-        (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
+        streams = {}
+        for name in splits.names:
+            size = splits.num_characters(name)
+            streams[name] = write_stream(
+                partial, name, splits.documents(name), tokenizer, num_characters=size
+            )
+            if streams[name]["documents"] == 0:
+                raise UserError(f"the {name} split: has no words in it; give more text")
+        metadata = {"streams": streams, "notes": splits.notes.lines()}
+        (partial / _METADATA).write_text(json.dumps(metadata, indent=1))
 
-    return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
-
-
-def _write(
-    folder: pathlib.Path, splits: DocumentSplits, names: tuple[str, ...], tokenizer: Tokenizer
-) -> None:
-    streams = {}
-    for name in names:
-        documents = splits.documents(name)
-        streams[name] = write_stream(
-            folder, name, documents, tokenizer, num_characters=splits.estimate_characters(name)
-        )
-        if streams[name]["documents"] == 0:
-            raise UserError(f"the {name} split: has no words in it; give more text")
-    metadata = {"streams": streams, "notes": splits.notes.lines()}
-    (folder / _METADATA).write_text(json.dumps(metadata, indent=1))
+    get_or_create(entry, write, _is_complete)
+    metadata = json.loads((entry / _METADATA).read_text())
+    streams = {name: read_stream(entry, name, metadata["streams"][name]) for name in splits.names}
+    digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
+    return TextCorpus(tokenizer, streams, digest, splits, notes=tuple(metadata["notes"]))
 
 
 def _is_complete(folder: pathlib.Path) -> bool:
@@ -230,10 +129,27 @@ def _is_complete(folder: pathlib.Path) -> bool:
     return all(stream_is_complete(folder, name, streams[name]) for name in streams)
 
 
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
+def load_or_train_tokenizer(
+    settings: TokenizerConfig, splits: TextSplits, folder: pathlib.Path
+) -> Tokenizer:
+    """Return the configured tokenizer, trained on the training split unless the cache has it."""
+    if settings.kind == "file":
+        return Tokenizer.load(settings.path)
+    # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
+    names = splits.names if settings.kind == "character" else ("train",)
+    key = cache_key(_FORMAT, splits.fingerprint(), dataclasses.asdict(settings))
 
-    def flush(self) -> bytes: ...
+    def write(partial: pathlib.Path) -> None:
+        texts = (
+            chunk
+            for name in names
+            for document in splits.documents(name)
+            for chunk in split_into_chunks(document.pieces())
+        )
+        trained = train_tokenizer(settings, texts, num_characters=splits.num_characters(*names))
+        (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
+
+    return Tokenizer.load(get_or_create(folder / f"tokenizer-{key}", write) / _TOKENIZER)
 
 
 _GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
@@ -241,7 +157,7 @@ _GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trail
 
 def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
     """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
-    compressors: dict[str, _Compressor] = {
+    compressors: dict[str, Any] = {
         "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
         "xz -9": lzma.LZMACompressor(preset=9),
     }
@@ -276,12 +192,7 @@ def tokenizer_of_arrays(config: TextDataConfig, splits: dict[str, TokenArrays]) 
 def prepare_token_arrays(
     config: TextDataConfig, splits: dict[str, TokenArrays], tokenizer: Tokenizer
 ) -> TextCorpus:
-    """Split token arrays and concatenate them.
-
-    Args:
-      config: Fraction to hold out if there is no validation split.
-      splits: Documents of each split.
-      tokenizer: Tokenizer whose ids the arrays hold.
+    """Split token arrays, and concatenate each split in the tokenizer's frame.
 
     Raises:
       UserError: An id is beyond the vocabulary, or there are too few tokens to hold some out.
@@ -291,16 +202,19 @@ def prepare_token_arrays(
         for index, array in enumerate(arrays):
             _check_ids(f"data, split {name}, example {index}", array, tokenizer, separators)
     if "validation" not in splits:
-        train, validation = _hold_out(config, splits["train"])
-        splits = {"train": train, "validation": validation} | {
-            name: arrays for name, arrays in splits.items() if name != "train"
-        }
+        arrays = splits["train"]
+        sizes = [(f"train/{index}", array.size) for index, array in enumerate(arrays)]
+        cuts = hold_out(sizes, config, "data, split train", "tokens")[:, 0]
+        train = [array[:cut] for array, cut in zip(arrays, cuts, strict=True) if cut]
+        rest = [array[cut:] for array, cut in zip(arrays, cuts, strict=True) if cut < array.size]
+        others = {name: arrays for name, arrays in splits.items() if name != "train"}
+        splits = {"train": train, "validation": rest, **others}
     streams = {
         name: _concatenate(name, arrays, tokenizer, count_bytes=not separators)
         for name, arrays in splits.items()
     }
     digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
-    return TextCorpus(tokenizer, streams, digest, None)
+    return TextCorpus(tokenizer, streams, digest)
 
 
 def _check_ids(where: str, array: np.ndarray, tokenizer: Tokenizer, separators: bool) -> None:
@@ -318,31 +232,6 @@ def _check_ids(where: str, array: np.ndarray, tokenizer: Tokenizer, separators: 
             f"{where}: has the token id {min(special)}, which the tokenizer keeps for itself "
             f"({tokenizer.eos_token_id} separates documents); leave it out"
         )
-
-
-def _hold_out(config: TextDataConfig, arrays: TokenArrays) -> tuple[TokenArrays, TokenArrays]:
-    """Return the documents to train on, and those to validate on."""
-    fraction = config.validation_fraction
-    if config.split_method == "documents" and len(arrays) > 1:
-        sizes = [(f"train/{index}", array.size) for index, array in enumerate(arrays)]
-        held_out = choose_held_out_documents(sizes, fraction)
-        train = [array for index, array in enumerate(arrays) if index not in held_out]
-        return train, [arrays[index] for index in sorted(held_out)]
-    total = sum(array.size for array in arrays)
-    remaining = start = int(total * (1 - fraction))
-    if not 0 < start < total:
-        raise UserError(
-            f"data, split train: {total} tokens are too few to hold out {fraction:g} of them; give "
-            "more, or validation_data"
-        )
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    for array in arrays:
-        cut = min(max(remaining, 0), array.size)
-        remaining -= array.size
-        for part, values in zip(parts, (array[:cut], array[cut:]), strict=True):
-            if values.size:
-                part.append(values)
-    return parts
 
 
 def _concatenate(

@@ -1,23 +1,32 @@
 """Corpora of separate examples: splits, labels, and batches padded to the lengths of buckets."""
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from train.data.batches import host_rows
+from train.data.batches import TrainingBatches, host_rows, seeded_permutation
 from train.data.buckets import Bucket
 from train.data.data_config import DataConfig, TokenizerConfig
-from train.data.files import SPLITS, FindFiles, Notes, TextFile, find_all_splits, find_splits
+from train.data.files import (
+    SPLITS,
+    FindFiles,
+    Notes,
+    Split,
+    TextFile,
+    find_all_splits,
+    find_splits,
+    split_of,
+)
 from train.data.rows import located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
-from train.errors import UsageError, UserError
+from train.errors import UserError
 from train.files import cache_key
 from train.runtime.stages import stage
 from train.settings import HostSeed
@@ -64,7 +73,6 @@ class ExampleDataConfig(DataConfig):
 
 
 Example = TypeVar("Example")
-Split = TypeVar("Split")
 
 ReadFiles = Callable[[Sequence[TextFile], Notes], Iterator[tuple[str, Any]]]
 """Function that yields the rows of files, each with its location for error messages."""
@@ -93,27 +101,26 @@ class ExampleCorpus(Generic[Split]):
 
     def split(self, name: str) -> Split:
         """Return the examples of a split. Raises UserError if there is none of that name."""
-        if name not in self.splits:
-            remedy = "set data.test_path" if name == "test" else "choose one of these"
-            raise UserError(
-                f"split {name!r}: the data have only {', '.join(self.splits)}; {remedy}"
-            )
-        return self.splits[name]
+        return split_of(self.splits, name)
 
 
 class ExampleSplits(dict[str, Sequence[Example]]):
-    """Examples by split: "train", "validation" and, if there is one, "test"."""
+    """Examples by split: "train", "validation" and, if there is one, "test".
 
-    has_own_validation = False
-    """True if the data have a validation split; False if it was held out of the training data."""
+    Attributes:
+      notes: What the user should know of how the examples were read, a line each.
+      all_training: The training examples, with those that were held out of them.
+    """
 
-    notes: list[str]
-    """What the user should know of how the examples were read, a line each."""
-
-    def before_holdout(self) -> list[Example]:
-        """Return the training examples, with those that were held out of them."""
-        held_out = () if self.has_own_validation else self["validation"]
-        return [*self["train"], *held_out]
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Example]],
+        notes: Sequence[str] = (),
+        held_out: Sequence[Example] = (),
+    ):
+        super().__init__({split: splits[split] for split in SPLITS if split in splits})
+        self.notes = list(notes)
+        self.all_training = [*splits["train"], *held_out]
 
 
 def read_splits(
@@ -123,7 +130,7 @@ def read_splits(
     *,
     read: ReadFiles = lambda files, notes: located_rows(*files),
     find: FindFiles = find_splits,
-) -> "ExampleSplits[Example]":
+) -> ExampleSplits[Example]:
     """Return the examples of every split. Validation may be held out of the training examples.
 
     Args:
@@ -148,55 +155,64 @@ def read_splits(
             notes.add(source, "rows that are left out, as a field is null", left_out)
         return examples
 
-    splits: dict[str, Sequence[Example]] = {}
+    splits: dict[str, list[Example]] = {}
     if config.has_own_examples:
+        dataset = f"dataset {type(config).__name__}"
         for split in SPLITS:
             if (in_split := config.read_split(split)) is not None:
-                source = f"dataset {type(config).__name__}, split {split}"
+                source = f"{dataset}, split {split}"
                 rows = ((f"{source}, example {n}", each) for n, each in enumerate(in_split))
                 splits[split] = examples_of(rows, source, convert or parse)
                 if not splits[split]:
                     raise UserError(f"{source}: has no examples; yield some")
         if "train" not in splits:
-            raise UserError(
-                f"dataset {type(config).__name__}: has no split train; return its examples from "
-                "read_split"
-            )
+            raise UserError(f"{dataset}: has no split train; return its examples from read_split")
     else:
-        found = find_all_splits(
-            config.path, config.validation_path, config.test_path, notes, find=find
-        )
-        for split, (setting, path, files) in found.items():
+        paths = config.path, config.validation_path, config.test_path
+        for split, (setting, path, files) in find_all_splits(*paths, notes, find=find).items():
             source = f"{setting} {path}"
             if examples := examples_of(read(files, notes), source, parse):
                 splits[split] = examples
             elif split == "train" or setting != "data.path":
                 raise UserError(f"{source}: has no examples; give a file that has some")
-    has_own_validation = "validation" in splits
-    if not has_own_validation:
-        splits |= _hold_out(config, splits["train"])
-    ordered = ExampleSplits({split: splits[split] for split in SPLITS if split in splits})
-    ordered.has_own_validation = has_own_validation
-    ordered.notes = list(notes.lines())
-    return ordered
-
-
-def _hold_out(
-    config: ExampleDataConfig, examples: Sequence[Example]
-) -> dict[str, Sequence[Example]]:
-    """Return the examples to train on, and those to validate on."""
+    if "validation" in splits:
+        return ExampleSplits(splits, notes.lines())
+    examples = splits["train"]
     if len(examples) < 2:
         raise UserError(
             f"data.path {config.path}: a single example leaves none to hold out for "
             "validation; give more, or set data.validation_path"
         )
-    held_out = choose_held_out_examples(
-        len(examples), config.validation_fraction, config.split_seed
-    )
-    return {
-        "train": [example for n, example in enumerate(examples) if n not in held_out],
-        "validation": [example for n, example in enumerate(examples) if n in held_out],
-    }
+    chosen = choose_held_out_examples(len(examples), config.validation_fraction, config.split_seed)
+    splits["train"] = [example for n, example in enumerate(examples) if n not in chosen]
+    splits["validation"] = [example for n, example in enumerate(examples) if n in chosen]
+    return ExampleSplits(splits, notes.lines(), splits["validation"])
+
+
+def encode_splits(
+    splits: ExampleSplits[Example],
+    tokenizer: Tokenizer,
+    encode: Callable[[str, Sequence[Example]], Split],
+    *,
+    content: Callable[[Example], object],
+    labels: Sequence[str] = (),
+    identity: Mapping[str, object] = MappingProxyType({}),
+) -> ExampleCorpus[Split]:
+    """Return the corpus of splits.
+
+    Args:
+      splits: The examples.
+      tokenizer: Their tokenizer.
+      encode: Makes a split of its name and its examples. It may append to the notes of `splits`.
+      content: Returns what is learned from, as JSON values, for the digest. They do not have the
+        location: the digest must not depend on the paths of the files.
+      labels: Names of the labels by index.
+      identity: Other JSON values for the digest.
+    """
+    encoded = {split: encode(split, examples) for split, examples in splits.items()}
+    contents = {split: [content(each) for each in examples] for split, examples in splits.items()}
+    digest = cache_key(tokenizer.digest, {**identity, **contents})
+    return ExampleCorpus(tokenizer, encoded, digest, tuple(labels), tuple(splits.notes))
 
 
 def check_text_pair(location: str, pair: Any) -> tuple[str, str]:
@@ -211,8 +227,12 @@ def choose_held_out_examples(count: int, fraction: float, seed: int) -> frozense
 
     They are chosen in the order of a hash, which is the same on every machine.
     """
-    order = sorted(range(count), key=lambda index: _hash(f"{seed}:{index}"))
-    return frozenset(order[: min(max(1, round(count * fraction)), count - 1)])
+
+    def order(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+
+    num_chosen = min(max(1, round(count * fraction)), count - 1)
+    return frozenset(sorted(range(count), key=order)[:num_chosen])
 
 
 def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[str]]) -> Tokenizer:
@@ -222,26 +242,23 @@ def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[s
     return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
 
 
-def tokenize_examples(
-    tokenizer: Tokenizer, texts: Sequence[str]
-) -> Iterator[np.ndarray]:  # each [T] int32
-    """Yield the tokens of each text, and show progress if there are many."""
-    with stage("tokenizing", total=sum(map(len, texts))) as progress:
-        yield from tokenizer.encode_documents(texts, progress.advance)
+def tokenize_examples(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    """Yield the tokens [T] int32 of each text with a leading space, and show progress.
+
+    The space gives the first word the token that it has elsewhere.
+    """
+    spaced = [f" {text.strip()}" for text in texts]
+    with stage("tokenizing", total=sum(map(len, spaced))) as progress:
+        yield from tokenizer.encode_documents(spaced, progress.advance)
 
 
 def label_indices(
     labels: Iterable[tuple[str, str]], label_names: Sequence[str], noun: str
 ) -> list[int]:
-    """Return the index of each label.
-
-    Args:
-      labels: Labels, each with its location for error messages.
-      label_names: The labels by index.
-      noun: Word for a label in error messages: "label" or "tag".
+    """Return the index of each label, given with its location.
 
     Raises:
-      UserError: A label is not among ``label_names``.
+      UserError: A label is not among ``label_names``; it is called a `noun`.
     """
     index_of = {name: index for index, name in enumerate(label_names)}
     indices = []
@@ -255,23 +272,9 @@ def label_indices(
     return indices
 
 
-def corpus_digest(tokenizer: Tokenizer, splits: Mapping[str, object]) -> str:
-    """Return the digest of a tokenizer and of splits, as JSON values."""
-    return cache_key(tokenizer.digest, splits)
-
-
-def with_leading_space(texts: Iterable[str]) -> list[str]:
-    """Add a leading space to each text, so that its first word has the token it has elsewhere."""
-    return [f" {text.strip()}" for text in texts]
-
-
 def preview_names(names: Sequence[str]) -> str:
     """Return the first 20 names, for an error message."""
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class Examples(Protocol):
@@ -291,7 +294,7 @@ class Examples(Protocol):
         ...
 
 
-class ExampleTrainingBatches:
+class ExampleTrainingBatches(TrainingBatches):
     """Endless training batches, each a pure function of the seed and the cursor.
 
     An epoch has every example once. The examples of each bucket are shuffled and dealt evenly to
@@ -303,25 +306,12 @@ class ExampleTrainingBatches:
     """
 
     def __init__(self, examples: Examples, buckets: Sequence[Bucket], *, seed: int):
-        """Set up the batches.
-
-        Args:
-          examples: The split.
-          buckets: Buckets that together have each example once.
-          seed: Seed of the order, at least 0.
-
-        Raises:
-          UserError: The seed is negative.
-        """
-        if seed < 0:
-            raise UsageError(f"seed: {seed} is negative; give 0 or more")
-        self._examples, self._buckets = examples, buckets
+        """Set up the batches of buckets that together have each example once."""
+        self._examples, self._buckets, self._seed = examples, buckets, seed
         self._slices = batch_slices(buckets)
-        self._seed = seed
         self.batches_per_epoch = len(self._slices)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch ``cursor`` that belong to one host."""
         epoch, position = divmod(cursor, self.batches_per_epoch)
         batch = self._slices[
             seeded_permutation(self.batches_per_epoch, self._seed, epoch)[position]
@@ -338,13 +328,7 @@ class ExampleEvaluationBatches:
     def __init__(
         self, examples: Examples, buckets: Sequence[Bucket], *, max_batches: int | None = None
     ):
-        """Set up the batches.
-
-        Args:
-          examples: The split.
-          buckets: Buckets that together have each example once.
-          max_batches: Maximum number of batches, spread evenly over all. None or 0: all.
-        """
+        """Set up the batches: at most `max_batches`, spread evenly over all; None or 0: all."""
         self._examples, self._buckets = examples, buckets
         slices = batch_slices(buckets)
         count = min(len(slices), max_batches or len(slices))
@@ -378,15 +362,6 @@ def batch_slices(buckets: Sequence[Bucket]) -> list[BatchSlice]:
         cuts = [batch * count // num_batches for batch in range(num_batches + 1)]
         slices += [BatchSlice(index, *cut) for cut in itertools.pairwise(cuts)]
     return slices
-
-
-@functools.lru_cache(maxsize=64)
-def seeded_permutation(count: int, *seeds: int) -> np.ndarray:  # [count] int64
-    """Return the indices below ``count``, permuted by the seeds."""
-    # Sort the raw output of PCG64, which NumPy promises never to change. The algorithms of
-    # `Generator.permutation` may change between versions, and with them the order of the data.
-    keys = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
-    return np.argsort(keys, kind="stable")
 
 
 def _rows(

@@ -6,12 +6,23 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from train.errors import UsageError, UserError, as_user_error
+from train.errors import EmptyPathError, UsageError, UserError, as_user_error
 from train.files import HTTP_SCHEMES, AnyPath, HttpPath, expand_path
 
 SPLITS = ("train", "validation", "test")
+
+Split = TypeVar("Split")
+
+
+def split_of(splits: Mapping[str, Split], name: str) -> Split:
+    """Return a split of a corpus. Raises UserError if there is none of that name."""
+    if name not in splits:
+        remedy = "set data.test_path" if name == "test" else "choose one of these"
+        raise UserError(f"split {name!r}: the data have only {', '.join(splits)}; {remedy}")
+    return splits[name]
+
 
 KAGGLE_INPUT = pathlib.Path("/kaggle/input")
 """Folder below which Kaggle mounts the data that a notebook adds."""
@@ -100,16 +111,11 @@ def find_files(path: str, setting: str, split: str = "train") -> tuple[TextFile,
 def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[TextFile, ...]]:
     """Return the files that ``path`` names by split: all as "train", unless it is a data folder.
 
-    Args:
-      path: As in `find_files`.
-      setting: As in `find_files`.
-      notes: Receives what was taken for data and what was not.
-
     Raises:
       UserError: As `find_files` does.
     """
     if not path:
-        raise UsageError(
+        raise EmptyPathError(
             f"{setting}: is empty; give a file, a folder or a glob (docs/tasks.md has the formats)"
         )
     if _NUMBERS.search(path):
@@ -152,16 +158,7 @@ def find_all_splits(
     section: str = "data",
     find: FindFiles = find_splits,
 ) -> dict[str, SplitFiles]:
-    """Return the files of each split: of its own path, or of the folder of splits that `path` is.
-
-    Args:
-      path: Training data.
-      validation_path: Validation data; empty: those of `path`, if it has some.
-      test_path: Test data; likewise.
-      notes: Receives what was taken for data.
-      section: Settings that hold the paths, for error messages.
-      find: Finds the files of a path.
-    """
+    """Return the files of each split: of its own path, or of the data folder that `path` is."""
     own = find(path, f"{section}.path", notes)
     splits = {"train": SplitFiles(f"{section}.path", path, own["train"])}
     for split, split_path in (("validation", validation_path), ("test", test_path)):
@@ -239,7 +236,7 @@ def find_file(path: str, setting: str) -> TextFile:
       UserError: It does not exist, or it is a folder.
     """
     if not path:
-        raise UsageError(f"{setting}: is empty; give the path of a file")
+        raise EmptyPathError(f"{setting}: is empty; give the path of a file")
     with as_user_error(f"{setting} {path}"):
         if (file := find_optional_file(path)) is not None:
             return file

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from train.data.data_config import TokenizerConfig
-from train.data.examples import ExampleCorpus, ExampleDataConfig
+from train.data.examples import ExampleCorpus, ExampleDataConfig, ExampleSplits
 from train.data.text_labels import (
     ClassificationDataConfig,
     ClassificationSplit,
@@ -169,10 +169,7 @@ def prepare_listops(
 ) -> ExampleCorpus[ClassificationSplit]:
     """Generate or read the expressions, and tokenize them.
 
-    Args:
-      config: Number and lengths of the expressions, or their files.
-      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      labels: The values by index; None: the digits.
+    A `tokenizer` and `labels` take the place of the configured one and of the digits.
 
     Raises:
       UserError: A file cannot be used, or there are too few expressions of such a length.
@@ -186,7 +183,7 @@ def prepare_listops(
         split: [each._replace(text=remove_parentheses(each.text)) for each in examples]
         for split, examples in read.items()
     }
-    return make_classification_corpus(config, splits, names, tokenizer, read.notes)
+    return make_classification_corpus(config, ExampleSplits(splits, read.notes), names, tokenizer)
 
 
 def remove_parentheses(text: str) -> str:
@@ -194,10 +191,10 @@ def remove_parentheses(text: str) -> str:
     return " ".join(text.replace("(", " ").replace(")", " ").split())
 
 
-def _drawn(config: ListOpsDataConfig) -> dict[str, Sequence[LabeledText]]:
+def _drawn(config: ListOpsDataConfig) -> ExampleSplits[LabeledText]:
     """Generate the splits."""
     examples = generate_examples(config)
     test = [next(examples) for _ in range(config.test_examples)]
     validation = [next(examples) for _ in range(config.validation_examples)]
     train = [next(examples) for _ in range(config.train_examples)]
-    return {"train": train, "validation": validation, "test": test}
+    return ExampleSplits({"train": train, "validation": validation, "test": test})

@@ -1,11 +1,11 @@
 """Masking of tokens for masked language modeling (Devlin et al. 2019, section 3.1)."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from train.data.batches import TextEvaluationBatches, TextTrainingBatches
-from train.data.source_mixing import MixedBatches
+from train.data.batches import TextEvaluationBatches, TrainingBatches
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 
@@ -34,9 +34,8 @@ class Masking:
           tokenizer: A tokenizer with a mask token (see `Tokenizer.with_mask_token`).
           seed: Seed of the selection.
           mlm_probability: Fraction of the tokens that are selected.
-          mask_replace_prob: Fraction of the selected tokens that are replaced by the mask.
-          random_replace_prob: Fraction of the selected tokens that are replaced by a random token
-            that is not special.
+          mask_replace_prob: Fraction of the selected tokens that become the mask.
+          random_replace_prob: Fraction of the selected tokens that become a random, regular token.
 
         Raises:
           ValueError: The tokenizer has no mask token.
@@ -54,10 +53,6 @@ class Masking:
 
     def mask_batch(self, batch: HostBatch) -> HostBatch:
         """Return a batch of windows with some tokens hidden.
-
-        Args:
-          batch: tokens, segments and positions [B, T], and examples [B]. Nothing is hidden where
-            segments are 0.
 
         Returns:
           tokens: [B, T] int32, with the selected tokens hidden.
@@ -108,15 +103,23 @@ class Masking:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedTrainingBatches:
+class MaskedTrainingBatches(TrainingBatches):
     """Training batches of windows with hidden tokens."""
 
-    batches: TextTrainingBatches | MixedBatches
+    batches: TrainingBatches
     masking: Masking
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `TextTrainingBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))
+
+    def position(self, cursor: int) -> Any:
+        return self.batches.position(cursor)
+
+    def seek(self, position: Any) -> None:
+        self.batches.seek(position)
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        return self.batches.source_shares(cursor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,5 +133,4 @@ class MaskedEvaluationBatches:
         return len(self.batches)
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """See `TextEvaluationBatches.host_batch` and `Masking.mask_batch`."""
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))

@@ -1,28 +1,28 @@
 """Corpora of several sources of running text, or of streams, with one tokenizer."""
 
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from train.data.batches import TextTrainingBatches
+from train.data.batches import TextTrainingBatches, TrainingBatches
 from train.data.corpus import (
     TextCorpus,
     load_or_train_tokenizer,
-    prepare_held_out,
     prepare_text,
-    prepare_tokenizer,
+    read_token_arrays,
+    tokenize_splits,
+    tokenizer_of_arrays,
 )
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.data.files import SPLITS, Notes
-from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
-from train.data.stream_batches import StreamedTrainingBatches
-from train.data.streaming import StreamedText, StreamReader
+from train.data.source_mixing import MixedTrainingBatches, MixtureSchedule
+from train.data.streaming import StreamedText, StreamedTrainingBatches, StreamReader
 from train.data.text_files import Document
-from train.data.text_splits import DocumentSplits, TextSplits, find_sources
+from train.data.text_splits import TextSource, TextSplits, find_sources
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
@@ -50,21 +50,17 @@ class MixedSource:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixedCorpus:
-    """A tokenizer and several sources of text, which training mixes by weight.
-
-    Attributes:
-      tokenizer: Tokenizer of all sources.
-      sources: The sources, in the order of the settings.
-      digest: Digest of texts, splits and tokens: equal for equal data.
-      labels: Empty: running text has no labels.
-      notes: What the user should know of how the data were read.
-    """
+    """A tokenizer and several sources of text, which training mixes by weight."""
 
     tokenizer: Tokenizer
     sources: tuple[MixedSource, ...]
+    """The sources, in the order of the settings."""
     digest: str
+    """Digest of texts, splits and tokens: equal for equal data."""
     labels: tuple[str, ...] = ()
+    """Empty: running text has no labels."""
     notes: tuple[str, ...] = ()
+    """What the user should know of how the data were read."""
 
     @property
     def streams(self) -> Mapping[str, TokenStream]:
@@ -75,12 +71,6 @@ class MixedCorpus:
             for source in self.sources
             if split in source.corpus.streams
         }
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of the training tokens of each source, by name."""
-        total = sum(source.config.weight for source in self.sources)
-        return {source.name: source.config.weight / total for source in self.sources}
 
     def parts(self, split: str) -> list[tuple[MixedSource, float]]:
         """Return the sources that have a split, each with its share of the tokens.
@@ -98,15 +88,16 @@ class MixedCorpus:
         """Return the amount of training data as text."""
         if len(self.sources) == 1:
             return f"{self.sources[0].name} {self.sources[0].size}"
+        total = sum(source.config.weight for source in self.sources)
         parts = ", ".join(
-            f"{source.name} {share:.3g} ({source.size})"
-            for source, share in zip(self.sources, self.shares.values(), strict=True)
+            f"{source.name} {source.config.weight / total:.3g} ({source.size})"
+            for source in self.sources
         )
         return f"a mixture of {len(self.sources)} sources: {parts}"
 
     def training_batches(
         self, config: TextDataConfig, *, batch_size: int, seed: int, steps: int
-    ) -> MixedBatches:
+    ) -> TrainingBatches:
         """Return batches of windows of all sources, mixed by weight.
 
         Raises:
@@ -171,14 +162,19 @@ def prepare_any_text(
     """
     if not config.is_mixed:
         return prepare_text(config, tokenizer=tokenizer)
-    tokenizer = tokenizer or prepare_any_tokenizer(config)
+    tokenizer = tokenizer or prepare_tokenizer(config)
     sources = []
     for section, name, source in listed_sources(config):
         own = source_data(config, source)
         if config.streaming.enabled:
             text = StreamedText.find(section, name, source, config.streaming)
-            splits = StreamedSplits(text, own, section)
-            corpus = prepare_held_out(own, splits, tokenizer, text.identity())
+            splits = streamed_splits(text, own, section)
+            held_out = {name: each for name, each in splits.sources.items() if name != "train"}
+            splits = dataclasses.replace(splits, sources=held_out)
+            corpus = tokenize_splits(splits, tokenizer, cache_folder(config.cache_dir))
+            # The digest tells the stream from others.
+            digest = cache_key(corpus.digest, text.identity())
+            corpus = dataclasses.replace(corpus, digest=digest)
         else:
             text, corpus = None, prepare_text(own, tokenizer=tokenizer, section=section)
         sources.append(MixedSource(name, source, corpus, text))
@@ -187,22 +183,20 @@ def prepare_any_text(
     return MixedCorpus(tokenizer, tuple(sources), digest, notes=notes)
 
 
-def prepare_any_tokenizer(config: TextDataConfig) -> Tokenizer:
+def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
     """Return the configured tokenizer of one source of text or of several.
 
     One that is trained reads the training texts of all sources, each in proportion to its weight.
     """
-    if not config.is_mixed:
-        return prepare_tokenizer(config)
+    if (arrays := read_token_arrays(config)) is not None:
+        return tokenizer_of_arrays(config, arrays)
     if config.streaming.enabled and config.tokenizer.kind == "character":
         raise UserError(
             "data.tokenizer.kind character: needs all characters of the text, and a stream is not "
             "read whole; choose byte, bpe or file"
         )
-    splits = MixedSplits(config)
-    return load_or_train_tokenizer(
-        config.tokenizer, splits, splits.fingerprint(), cache_folder(config.cache_dir)
-    )
+    splits = mixed_splits(config) if config.is_mixed else TextSplits.find(config)
+    return load_or_train_tokenizer(config.tokenizer, splits, cache_folder(config.cache_dir))
 
 
 def source_data(config: TextDataConfig, source: SourceConfig) -> TextDataConfig:
@@ -218,47 +212,32 @@ def source_data(config: TextDataConfig, source: SourceConfig) -> TextDataConfig:
     )
 
 
-class ListedSource(NamedTuple):
-    """A source of the settings."""
-
-    section: str
-    """Its settings, for error messages: `data.sources.0`, or `data` for a single stream."""
-    name: str
-    config: SourceConfig
-
-
-def listed_sources(config: TextDataConfig) -> list[ListedSource]:
-    """Return the sources with their names.
+def listed_sources(config: TextDataConfig) -> list[tuple[str, str, SourceConfig]]:
+    """Return the section of the settings of each source, its name, and its settings.
 
     Raises:
       UsageError: Two have the same name, or there is a path beside them that would not be read.
     """
+    fields = ("path", "validation_path", "test_path", "text_field", "max_bytes")
     if not config.sources:
-        fields = ("path", "validation_path", "test_path", "text_field", "max_bytes")
         only = SourceConfig(**{name: getattr(config, name) for name in fields})
-        return [ListedSource("data", _name_of_path(config.path) or "text", only)]
-    for field in ("path", "validation_path", "test_path"):
-        if value := getattr(config, field):
-            raise UsageError(
-                f"data.{field} {value}: is ignored when data.sources is set; set it to '', or "
-                "make it one of the sources"
-            )
-    for field in ("text_field", "max_bytes"):
+        return [("data", _name_of_path(config.path) or "text", only)]
+    for field in fields:
         value, default = getattr(config, field), getattr(SourceConfig, field)
         if value != default:
             raise UsageError(
                 f"data.{field} {value}: is ignored when data.sources is set; set it to "
                 f"{default!r}, and data.sources.0.{field} in its place"
             )
-    listed: list[ListedSource] = []
+    listed: list[tuple[str, str, SourceConfig]] = []
     for number, source in enumerate(config.sources):
         name = source.name or _name_of_path(source.path) or f"source{number}"
-        if any(name == each.name for each in listed):
+        if any(name == other for _, other, _ in listed):
             raise UsageError(
                 f"data.sources.{number}.name: {name!r} is already the name of another source; "
                 "give another"
             )
-        listed.append(ListedSource(f"data.sources.{number}", name, source))
+        listed.append((f"data.sources.{number}", name, source))
     return listed
 
 
@@ -270,87 +249,53 @@ def _name_of_path(path: str) -> str:
     return ""
 
 
-class StreamedSplits:
-    """Documents of the splits of a streamed source.
-
-    Attributes:
-      names: The splits: "train", "validation" and, if there is one, "test".
-      notes: What the user should know of how the data are read.
-    """
-
-    def __init__(self, text: StreamedText, config: TextDataConfig, section: str):
-        self._text = text
-        self.notes = Notes()
-        self._sources = find_sources(config, section, self.notes)
-        del self._sources["train"]
-        self.names = tuple(dict.fromkeys(["train", "validation", *self._sources]))
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split."""
-        if split in self._sources:
-            return self._sources[split].documents()
-        return self._text.documents(held_out=split == "validation", notes=self.notes)
-
-    def estimate_characters(self, split: str) -> float:
-        """Return the size of a split that has files of its own; 0 for the stream."""
-        return self._sources[split].estimate_characters() if split in self._sources else 0.0
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return JSON values that change if a split may have changed."""
-        facts: dict[str, object] = {"stream": self._text.fingerprint()}
-        return facts | {split: each.fingerprint() for split, each in self._sources.items()}
+def streamed_splits(text: StreamedText, config: TextDataConfig, section: str) -> TextSplits:
+    """Return the splits of a streamed source: held-out text is of other files, or of its start."""
+    notes = Notes()
+    sources = find_sources(config, section, notes)
+    for split in ("train", *(() if "validation" in sources else ("validation",))):
+        documents = functools.partial(text.documents, held_out=split == "validation", notes=notes)
+        sources[split] = TextSource(documents, text.fingerprint)
+    return TextSplits({split: sources[split] for split in SPLITS if split in sources}, notes)
 
 
-class MixedSplits:
-    """Documents of all sources, each in proportion to its weight, to train a tokenizer on.
+def mixed_splits(config: TextDataConfig) -> TextSplits:
+    """Return the splits of all sources, each in proportion to its weight, to train a tokenizer."""
+    listed = listed_sources(config)
+    weights = [source.weight for *_, source in listed]
+    every: list[TextSplits] = []
+    for section, name, source in listed:
+        own = source_data(config, source)
+        if config.streaming.enabled:
+            text = StreamedText.find(section, name, source, config.streaming)
+            every.append(streamed_splits(text, own, section))
+        else:
+            every.append(TextSplits.find(own, section))
 
-    Attributes:
-      names: The splits: "train", "validation" and, if a source has one, "test".
-      notes: None: the sources have their own.
-    """
+    def mixed(split: str) -> TextSource:
+        having = {n: each.sources[split] for n, each in enumerate(every) if split in each.sources}
 
-    def __init__(self, config: TextDataConfig):
-        self.notes = Notes()
-        listed = listed_sources(config)
-        self._weights = [each.config.weight for each in listed]
-        self._splits: list[DocumentSplits] = []
-        for section, name, source in listed:
-            own = source_data(config, source)
-            if config.streaming.enabled:
-                text = StreamedText.find(section, name, source, config.streaming)
-                self._splits.append(StreamedSplits(text, own, section))
-            else:
-                self._splits.append(TextSplits(own, section))
-        names = {name for splits in self._splits for name in splits.names}
-        self.names = tuple(name for name in SPLITS if name in names)
+        def num_characters() -> float:
+            sizes = [each.num_characters() for each in having.values()]
+            return sum(sizes) if all(sizes) else 0.0
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split: always of the source that is furthest behind its share.
+        return TextSource(
+            lambda: interleave_documents({n: x.documents() for n, x in having.items()}, weights),
+            lambda: [weights, {n: each.fingerprint() for n, each in having.items()}],
+            num_characters,
+        )
 
-        A source that ends leaves its share to the others.
-        """
-        readers = {
-            number: splits.documents(split)
-            for number, splits in enumerate(self._splits)
-            if split in splits.names
-        }
-        return interleave_documents(readers, self._weights)
-
-    def estimate_characters(self, split: str) -> float:
-        """Return the size of a split in all sources; 0 if that of one is not known."""
-        sizes = [each.estimate_characters(split) for each in self._splits if split in each.names]
-        return sum(sizes) if all(sizes) else 0.0
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return JSON values that change if a split may have changed."""
-        prints = [splits.fingerprint() for splits in self._splits]
-        return {"weights": self._weights, "sources": prints}
+    names = {name for splits in every for name in splits.names}
+    return TextSplits({split: mixed(split) for split in SPLITS if split in names}, Notes())
 
 
 def interleave_documents(
     readers: dict[int, Iterator[Document]], weights: Sequence[float]
 ) -> Iterator[Document]:
-    """Yield documents of several readers so that their characters are in proportion to weights."""
+    """Yield documents of several readers so that their characters are in proportion to weights.
+
+    The next is always of the reader that is furthest behind; one that ends leaves its share.
+    """
     characters = dict.fromkeys(readers, 0)
     readers = dict(readers)
     while readers:

@@ -10,6 +10,7 @@ number of tokens that they sum over: {"chosen": -21.5, "rejected": -30.2, "token
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -24,12 +25,18 @@ from train.data.conversations import (
     Conversation,
     ConversationSplit,
     encode_conversation,
+    notes_on_fields,
     parse_conversation,
     parse_messages,
-    prepare_chats,
+    prepare_template,
     require_ends_of_turns,
 )
-from train.data.examples import ExampleCorpus, ExampleDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    ExampleDataConfig,
+    encode_splits,
+    read_splits,
+)
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -183,27 +190,25 @@ def prepare_preferences(
 ) -> ExampleCorpus[PreferenceSplit]:
     """Read, render and tokenize the pairs that `config` names.
 
-    Args:
-      config: Files, template and tokenizer.
-      tokenizer: Used instead of the one that `config.tokenizer` describes.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
 
     Raises:
       UserError: A file is missing or malformed, or no pair is left.
     """
-    return prepare_chats(
-        config,
-        config.chat_template,
-        tokenizer,
-        parse=parse_pair,
-        conversations=lambda pair: pair[:2],
-        content=lambda pair: [
-            pair.chosen.content,
-            pair.rejected.content,
-            *(pair.reference or ()),
-        ],
-        encode=lambda name, pairs, tokenizer, template, notes: encode_split(
-            name, pairs, tokenizer, template, config.max_length // 2, notes
-        ),
+    splits = read_splits(config, parse_pair)
+    both = {
+        split: [conversation for pair in pairs for conversation in pair[:2]]
+        for split, pairs in splits.items()
+    }
+    used, template = prepare_template(config, config.chat_template, tokenizer, both)
+    splits.notes += notes_on_fields(template, itertools.chain.from_iterable(both.values()))
+    limit = config.max_length // 2
+    return encode_splits(
+        splits,
+        used,
+        lambda split, pairs: encode_split(split, pairs, used, template, limit, splits.notes),
+        content=lambda pair: [pair.chosen.content, pair.rejected.content, *(pair.reference or ())],
+        identity={"template": template.source},
     )
 
 

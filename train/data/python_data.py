@@ -5,6 +5,7 @@ stay in this process, for as long as the run that `fit` returned.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -12,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from train.data.arrays import ArrayDataConfig, check_arrays
+from train.data.arrays import ArrayDataConfig, check_arrays, digest_arrays
 from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, StreamingConfig, TextDataConfig
+from train.data.files import SPLITS
 from train.data.held_data import HELD_DATA, PYTHON_DATA_PREFIX, PythonData
 from train.data.text_files import check_unicode
 from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.errors import UserError
-
-SPLITS = ("train", "validation", "test")
 
 
 def hold_data(
@@ -51,9 +51,15 @@ def hold_data(
         raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
     ordered = {name: splits[name] for name in SPLITS if name in splits}
     if isinstance(config, ArrayDataConfig):
-        python_data = _hold_arrays(ordered)
+        arrays = {split: _check_arrays(split, each) for split, each in ordered.items()}
+        python_data = PythonData(arrays, PYTHON_DATA_PREFIX + digest_arrays(arrays)[:16])
     else:
-        python_data = _hold_examples(config, ordered)
+        check = _example_check(config)
+        examples = {split: _check_split(split, each, check) for split, each in ordered.items()}
+        kinds = {type(example) for each in examples.values() for example in each}
+        if np.ndarray in kinds and len(kinds) > 1:
+            raise UserError("data: mixes texts and arrays of token ids; give only one of them")
+        python_data = PythonData(examples, PYTHON_DATA_PREFIX + _digest(examples))
     # Equal data have one path and are held once: the first object stays, because the runs that name
     # it keep only that one alive.
     python_data = HELD_DATA.setdefault(python_data.path, python_data)
@@ -84,51 +90,42 @@ def check_same_data(workdir: object, saved_path: str, path: str) -> None:
     )
 
 
-def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
-    """Return lists of examples, checked."""
-    check = _example_check(config)
-    checked = {name: _check_split(name, examples, check) for name, examples in splits.items()}
-    kinds = {type(example) for examples in checked.values() for example in examples}
-    if np.ndarray in kinds and len(kinds) > 1:
-        raise UserError("data: mixes texts and arrays of token ids; give only one of them")
-    return PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
-
-
-def _hold_arrays(splits: Mapping[str, Any]) -> PythonData:
-    """Return arrays by name, checked. They are copies: the caller may change its own in place."""
-    checked = {}
-    for split, arrays in splits.items():
-        if not isinstance(arrays, Mapping):
-            raise UserError(
-                f"data, split {split}: is a {type(arrays).__name__}; give a dict of the arrays "
-                "that the task's loss reads, with one row for each example"
-            )
-        named = {str(name): _copy_array(split, name, each) for name, each in arrays.items()}
-        checked[split] = check_arrays(split, named)
-    return PythonData(checked, PYTHON_DATA_PREFIX + _array_digest(checked))
-
-
-def _copy_array(split: str, name: object, values: Any) -> np.ndarray:
-    try:
-        return np.array(values)
-    except ValueError as error:  # rows of several lengths
+def _check_arrays(split: str, arrays: Any) -> dict[str, np.ndarray]:
+    """Return arrays by name. They are copies: the caller may change its own in place."""
+    if not isinstance(arrays, Mapping):
         raise UserError(
-            f"data, split {split}: array {name} has rows of several lengths; pad them to one"
-        ) from error
+            f"data, split {split}: is a {type(arrays).__name__}; give a dict of the arrays "
+            "that the task's loss reads, with one row for each example"
+        )
+    copies = {}
+    for name, values in arrays.items():
+        try:
+            copies[str(name)] = np.array(values)
+        except ValueError as error:  # rows of several lengths
+            raise UserError(
+                f"data, split {split}: array {name} has rows of several lengths; pad them to one"
+            ) from error
+    return check_arrays(split, copies)
+
+
+_PAIRS: dict[type[DataConfig], tuple[str, str]] = {
+    ClassificationDataConfig: ("text", "label"),
+    BitextDataConfig: ("source", "target"),
+    TokenLabelDataConfig: ("tokens", "tags"),
+}
+"""What the examples of data are pairs of."""
 
 
 def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
     """Return the function that checks and converts an example, given its location for errors."""
-    checks: dict[type[DataConfig], Callable[[str, Any], Any]] = {
-        TextDataConfig: _check_text,
-        ClassificationDataConfig: _check_labeled_text,
-        BitextDataConfig: _check_pair,
-        TokenLabelDataConfig: _check_tagged_tokens,
-    }
-    for kind, check in checks.items():
-        if isinstance(config, kind) and type(config).read_split is DataConfig.read_split:
-            return check
-    known = ", ".join([*(kind.__name__ for kind in checks), ArrayDataConfig.__name__])
+    if type(config).read_split is DataConfig.read_split:
+        if isinstance(config, TextDataConfig):
+            return _check_text
+        for kind, names in _PAIRS.items():
+            if isinstance(config, kind):
+                return functools.partial(_check_pair, names)
+    pairs = ", ".join(kind.__name__ for kind in _PAIRS)
+    known = f"{TextDataConfig.__name__}, {pairs}, {ArrayDataConfig.__name__}"
     raise UserError(
         f"data: {type(config).__name__} reads no examples from Python; set "
         f"Experiment.data to one of {known}"
@@ -164,32 +161,22 @@ def _check_text(where: str, example: Any) -> Any:
     raise UserError(f"{where}: is a {type(example).__name__}; give strings, or arrays of token ids")
 
 
-def _check_labeled_text(where: str, example: Any) -> tuple[str, str]:
-    text, label = _check_two(where, example, "(text, label)")
-    return _check_string(where, "text", text), _check_name(where, "label", label)
-
-
-def _check_pair(where: str, example: Any) -> tuple[str, str]:
-    source, target = _check_two(where, example, "(source, target)")
-    return _check_string(where, "source", source), _check_string(where, "target", target)
-
-
-def _check_tagged_tokens(where: str, example: Any) -> list[tuple[str, str]]:
-    tokens, tags = _check_two(where, example, "(tokens, tags)")
-    if isinstance(tokens, str) or isinstance(tags, str) or len(tokens) != len(tags):
+def _check_pair(names: tuple[str, str], where: str, example: Any) -> Any:
+    """Return a pair of texts, or a list of words with their tags."""
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise UserError(f"{where}: is a {type(example).__name__}; give pairs ({', '.join(names)})")
+    first, second = example
+    if names != ("tokens", "tags"):
+        check_second = _check_name if names[1] == "label" else _check_string
+        return _check_string(where, names[0], first), check_second(where, names[1], second)
+    if isinstance(first, str) or isinstance(second, str) or len(first) != len(second):
         raise UserError(f"{where}: has no tag for each token; give (tokens, tags) of one length")
-    if not len(tokens):
+    if not len(first):
         raise UserError(f"{where}: has no tokens; leave it out")
     return [
         (_check_string(where, "token", token), _check_name(where, "tag", tag))
-        for token, tag in zip(tokens, tags, strict=True)
+        for token, tag in zip(first, second, strict=True)
     ]
-
-
-def _check_two(where: str, example: Any, form: str) -> tuple[Any, Any]:
-    if not isinstance(example, tuple | list) or len(example) != 2:
-        raise UserError(f"{where}: is a {type(example).__name__}; give pairs {form}")
-    return example[0], example[1]
 
 
 def _check_string(where: str, noun: str, value: Any) -> str:
@@ -204,15 +191,6 @@ def _check_name(where: str, noun: str, value: Any) -> str:
     if isinstance(value, int | np.integer) or (isinstance(value, str) and value):
         return str(value)
     raise UserError(f"{where}: its {noun} is {value!r}; give a string or an integer")
-
-
-def _array_digest(splits: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for split, arrays in splits.items():
-        for name, array in sorted(arrays.items()):
-            digest.update(f"{split} {name} {array.dtype} {array.shape}\n".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def _digest(splits: Mapping[str, list[Any]]) -> str:

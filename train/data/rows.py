@@ -102,15 +102,7 @@ def located_rows(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the location ("path:number") and the value of each row of files that is not blank.
 
-    Args:
-      *files: Files of any format.
-      text: What plain text is. Lines are also CSV without names for its columns.
-      encoding: Encoding of text that is not UTF-8.
-      is_header: Returns True if the first cells of CSV name the columns. Without names a row has
-        the fields "0", "1" and so on.
-
-    Raises:
-      UserError: A file is unreadable, damaged, empty, or not encoded as it should be.
+    Arguments and errors are those of `file_rows`; a file without rows is an error too.
     """
     for file in files:
         is_empty = True
@@ -137,9 +129,10 @@ def file_rows(
       file: A file of any format.
       start: Position to read from, as it was yielded before.
       column: The only column of a table that is read, if it is there; empty: all.
-      text: As in `located_rows`.
-      encoding: As in `located_rows`.
-      is_header: As in `located_rows`.
+      text: What plain text is. Lines are also CSV without names for its columns.
+      encoding: Encoding of text that is not UTF-8.
+      is_header: Returns True if the first cells of CSV name the columns. Without names a row has
+        the fields "0", "1" and so on.
 
     Raises:
       UserError: The file is unreadable, damaged, or not encoded as it should be.

@@ -5,14 +5,18 @@ is. A mixture therefore resumes from the cursor of the state alone.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from train.data.batches import TextTrainingBatches, example_ids, host_rows
-from train.data.examples import seeded_permutation
+from train.data.batches import (
+    TextTrainingBatches,
+    TrainingBatches,
+    example_ids,
+    host_rows,
+    seeded_permutation,
+)
 from train.data.token_file import HostBatch
 from train.errors import UserError
 
@@ -31,12 +35,6 @@ class MixtureSchedule:
     """
 
     def __init__(self, weights: Sequence[float], *seeds: int):
-        """Set up the schedule.
-
-        Args:
-          weights: Positive weight of each source.
-          seeds: Seeds of the order within a block, each at least 0.
-        """
         # The decimal text of a weight: 0.1 is meant as one tenth, which no float is.
         exact = [Fraction(str(weight)) for weight in weights]
         total = sum(exact)
@@ -84,62 +82,24 @@ class MixtureSchedule:
         return sources, indices
 
 
-@runtime_checkable
-class PositionedBatches(Protocol):
-    """Training batches of which more than the cursor is saved, such as streams."""
+def mix_rows(
+    sources: np.ndarray,  # [B] int64
+    read: Callable[[int, np.ndarray], HostBatch],
+) -> HostBatch:
+    """Return a batch whose row b is of source ``sources[b]``.
 
-    def position(self, cursor: int) -> Any:
-        """Return what finds batch `cursor` again without reading what is before it, as JSON.
-
-        None if the cursor alone is enough. All processes call it together.
-        """
-        ...
-
-    def seek(self, position: Any) -> None:
-        """Continue from a result of `position`; None: from the start."""
-        ...
-
-
-@runtime_checkable
-class MixedBatches(PositionedBatches, Protocol):
-    """Training batches of several sources or of streams."""
-
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch `cursor` that belong to one host."""
-        ...
-
-    def source_shares(self, cursor: int) -> dict[str, float]:
-        """Return the share of each source, by name, in the batches before `cursor`."""
-        ...
+    `read` gets a source and the rows [B] bool that are its own, and returns them in order.
+    """
+    batch: HostBatch = {}
+    for source in np.unique(sources).tolist():
+        rows = sources == source
+        for name, array in read(source, rows).items():
+            shape = (len(sources), *array.shape[1:])
+            batch.setdefault(name, np.zeros(shape, array.dtype))[rows] = array
+    return batch
 
 
-def _inner(batches: object) -> object:
-    """Return the windows that masked language modeling wraps, and other batches as they are."""
-    return getattr(batches, "batches", batches)
-
-
-def source_shares(batches: object, cursor: int) -> dict[str, float]:
-    """Return metrics `share/NAME`: the share of each of several sources in the batches so far."""
-    mixed = _inner(batches)
-    shares = mixed.source_shares(cursor) if isinstance(mixed, MixedBatches) else {}
-    return {f"share/{name}": share for name, share in shares.items()} if len(shares) > 1 else {}
-
-
-def data_position(batches: object, cursor: int) -> dict[str, Any]:
-    """Return what a checkpoint holds of the position in the data beside the cursor, as JSON."""
-    positioned = _inner(batches)
-    position = positioned.position(cursor) if isinstance(positioned, PositionedBatches) else None
-    return {} if position is None else {"data_position": position}
-
-
-def seek(batches: object, position: Any) -> None:
-    """Continue from the position that a checkpoint holds; None: from the start of the data."""
-    positioned = _inner(batches)
-    if isinstance(positioned, PositionedBatches):
-        positioned.seek(position)
-
-
-class MixedTrainingBatches:
+class MixedTrainingBatches(TrainingBatches):
     """Endless training batches of several tokenized sources: see `TextTrainingBatches`.
 
     Example e is example i of source k, as the schedule says: a pure function of the seed and e.
@@ -154,17 +114,10 @@ class MixedTrainingBatches:
         max_examples: int,
         max_epochs: Sequence[int],
     ):
-        """Set up the batches.
+        """Set up the batches, of the windows of each source in the order of the schedule.
 
-        Args:
-          sources: Windows of each source by name.
-          schedule: Mixture of the sources, in the same order.
-          batch_size: Windows of a batch, over all hosts.
-          max_examples: Examples of the whole run, to check that no source runs dry.
-          max_epochs: Passes over each source that are allowed; 0: any number.
-
-        Raises:
-          UserError: A source has too little text for the run.
+        Raises UserError if the `max_examples` of the run are more than `max_epochs` of a source
+        (0: any number) have.
         """
         self.batch_size = batch_size
         self._sources, self._schedule = sources, schedule
@@ -179,33 +132,16 @@ class MixedTrainingBatches:
                 )
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return one host's rows of batch `cursor`. ``num_hosts`` must divide the batch size."""
         start, stop = host_rows(self.batch_size, host, num_hosts)
         first = cursor * self.batch_size
         examples = np.arange(first + start, first + stop)
         sources, indices = self._schedule.draw(examples)
-        batch: HostBatch = {}
-        for number, windows in enumerate(self._sources.values()):
-            rows = sources == number
-            if not rows.any():
-                continue
-            for name, array in windows.examples(indices[rows]).items():
-                full = batch.setdefault(
-                    name, np.zeros((len(examples), *array.shape[1:]), array.dtype)
-                )
-                full[rows] = array
+        windows = list(self._sources.values())
+        batch = mix_rows(sources, lambda source, rows: windows[source].examples(indices[rows]))
         # Of the whole mixture: dropout and masks differ where two sources have the same index.
         batch["examples"] = example_ids(examples)
         return batch
 
     def source_shares(self, cursor: int) -> dict[str, float]:
-        """Return the share of each source, by name, in the batches before `cursor`."""
         counts = self._schedule.examples_before(cursor * self.batch_size)
         return dict(zip(self._sources, (counts / max(1, counts.sum())).tolist(), strict=True))
-
-    def position(self, cursor: int) -> Any:
-        """Return None: the cursor is all there is to save."""
-        return None
-
-    def seek(self, position: Any) -> None:
-        """Do nothing: batches are found by their cursor."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from train.data.batches import TrainingBatches, example_ids, host_rows, seeded_permutation
 from train.data.data_config import SourceConfig, StreamingConfig
-from train.data.examples import seeded_permutation
 from train.data.files import Notes, TextFile, find_splits
 from train.data.held_data import PYTHON_DATA_PREFIX
 from train.data.rows import START, RecordPosition
+from train.data.source_mixing import MixtureSchedule, mix_rows
 from train.data.text_files import LIBRARY_PATH, Document, DocumentReader
 from train.data.token_file import DocumentFrame, HostBatch, TokenStream, Windows
 from train.data.tokenizer import Tokenizer
@@ -26,6 +30,10 @@ from train.errors import UsageError, UserError
 
 MAX_WINDOW_CHARACTERS = 2**26
 """Characters of a shuffle window, however few documents have them."""
+
+KEPT_POSITIONS = 256
+"""Positions of past batches that are kept. Loading is a few batches ahead of training, and a
+rollback returns to a checkpoint, which has a position of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +78,7 @@ class StreamedText:
     def documents(
         self, *, held_out: bool = False, notes: Notes | None = None
     ) -> Iterator[Document]:
-        """Yield the documents in the order of the files, those to train on or those held out.
-
-        Args:
-          held_out: Which of both.
-          notes: Receives how the files were read.
-        """
+        """Yield the documents in the order of the files, those to train on or those held out."""
         for index in range(1 if held_out else len(self.files)):
             for position, document in self.records(index, START, notes):
                 if held_out and position.record > self.held_out:
@@ -109,10 +112,7 @@ class StreamedText:
         return [self.text_field, self.held_out, files]
 
     def identity(self) -> list[object]:
-        """Return JSON values that are the same wherever the stream lies, for the check of a resume.
-
-        Settings, names of files and local sizes.
-        """
+        """Return JSON values that are the same wherever the stream lies, to check a resume."""
         sizes = [
             file.fingerprint()[1] if "://" not in str(file.path) else -1 for file in self.files
         ]
@@ -163,17 +163,10 @@ class StreamReader:
         document_masking: bool,
         max_epochs: int,
     ):
-        """Set up a reader. Nothing is read yet.
+        """Set up a reader of the files of these indices. Nothing is read yet.
 
-        Args:
-          text: The source.
-          tokenizer: Its tokenizer.
-          files: Indices of the files that this reader reads.
-          seeds: Seeds of the order.
-          shuffle_window: Documents to shuffle together; 1: keep the order of the files.
-          sequence_length: Tokens of a window, T.
-          document_masking: Number the documents of a window.
-          max_epochs: Passes after which the source has run dry; 0: any number.
+        A `shuffle_window` of 1 keeps the order of the files. After `max_epochs` the source has run
+        dry; 0: never.
         """
         self._text, self._tokenizer = text, tokenizer
         self._frame = DocumentFrame.of(tokenizer)
@@ -298,3 +291,135 @@ class StreamReader:
         if self._records is None or self._records_at != (epoch, file, at):
             self._records = self._text.records(index, at)
         return self._records
+
+
+class RowGroup:
+    """Consecutive rows of every batch, which one reader of each source fills."""
+
+    def __init__(self, readers: list[StreamReader], schedule: MixtureSchedule, num_rows: int):
+        self.readers, self._schedule, self._num_rows = readers, schedule, num_rows
+        self._last: HostBatch = {}
+        self.seek(0, [StreamPosition()] * len(readers))
+
+    def seek(self, cursor: int, positions: list[StreamPosition]) -> None:
+        """Continue with batch `cursor`, from a position of each source."""
+        self._positions = {cursor: positions}
+        self._move(cursor, positions)
+
+    def position(self, cursor: int) -> tuple[int, list[StreamPosition]]:
+        """Return the kept position nearest before a batch, and the batch it is of."""
+        known = max((each for each in self._positions if each <= cursor), default=None)
+        if known is None:
+            return 0, [StreamPosition()] * len(self.readers)
+        return known, self._positions[known]
+
+    def rows(self, cursor: int) -> HostBatch:
+        """Return the rows of a batch. The next batch is read; others need a way back or forward."""
+        if cursor + 1 == self._cursor and self._last:
+            return self._last
+        if cursor < self._cursor:
+            self._move(*self.position(cursor))
+        while self._cursor <= cursor:
+            self._last = self._read()
+        return self._last
+
+    def _move(self, cursor: int, positions: list[StreamPosition]) -> None:
+        self._cursor, self._last = cursor, {}
+        for reader, position in zip(self.readers, positions, strict=True):
+            if reader.position != position:
+                reader.seek(position)
+
+    def _read(self) -> HostBatch:
+        """Return the rows of the next batch."""
+        first = self._cursor * self._num_rows
+        sources, _ = self._schedule.draw(np.arange(first, first + self._num_rows))
+        batch = mix_rows(sources, lambda n, rows: self.readers[n].windows(int(rows.sum())))
+        self._cursor += 1
+        self._positions[self._cursor] = [reader.position for reader in self.readers]
+        while len(self._positions) > KEPT_POSITIONS:
+            del self._positions[next(iter(self._positions))]
+        return batch
+
+
+class StreamedTrainingBatches(TrainingBatches):
+    """Endless training batches of streamed sources, mixed by weight.
+
+    The rows of a batch are in groups, one for each of `data.streaming.readers`. A host reads the
+    groups of its rows, so the batches do not depend on the number of hosts. Batches are read in
+    order; `position` and `seek` return to a place without reading what is before it.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        weights: list[float],
+        make_reader: Callable[[int, int], StreamReader],
+        *,
+        batch_size: int,
+        readers: int,
+        seed: int,
+    ):
+        """Set up the batches of sources with these names and weights. Nothing is read yet.
+
+        `make_reader` returns the reader of a source (index) and a group of rows (index).
+        """
+        if batch_size % readers:
+            raise UsageError(
+                f"data.streaming.readers {readers}: does not divide batch_size {batch_size}; give "
+                "a divisor of it"
+            )
+        self.batch_size = batch_size
+        self._names = names
+        self._rows = batch_size // readers
+        self._schedules = [MixtureSchedule(weights, seed, group) for group in range(readers)]
+        self._groups = [
+            RowGroup([make_reader(n, group) for n in range(len(names))], schedule, self._rows)
+            for group, schedule in enumerate(self._schedules)
+        ]
+        self._lock = threading.Lock()
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        start, stop = host_rows(self.batch_size, host, num_hosts)
+        groups = range(start // self._rows, -(-stop // self._rows))
+        with self._lock:
+            parts = [self._groups[group].rows(cursor) for group in groups]
+        skipped = start - groups.start * self._rows
+        batch = {
+            name: np.concatenate([part[name] for part in parts])[skipped : skipped + stop - start]
+            for name in parts[0]
+        }
+        first = cursor * self.batch_size
+        batch["examples"] = example_ids(np.arange(first + start, first + stop))
+        return batch
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        examples = cursor * self._rows
+        counts = np.sum([each.examples_before(examples) for each in self._schedules], axis=0)
+        total = max(1, cursor * self.batch_size)
+        return dict(zip(self._names, (counts / total).tolist(), strict=True))
+
+    def position(self, cursor: int) -> Any:
+        """Return for each group of rows a batch at or before `cursor` and its position in the data.
+
+        All processes call it together: each knows only the groups that it reads.
+        """
+        with self._lock:
+            nearest = [group.position(cursor) for group in self._groups]
+        known = np.array([[batch, *np.ravel(each)] for batch, each in nearest], np.int64)
+        if jax.process_count() > 1:
+            # As 32-bit words: without x64, JAX would truncate offsets of large files.
+            gathered = multihost_utils.process_allgather(known.view(np.int32))
+            everywhere = np.ascontiguousarray(gathered).view(np.int64)  # [processes, groups, ...]
+            # Of each group, that of the process which has read it.
+            latest = everywhere[:, :, 0].argmax(axis=0)
+            known = everywhere[latest, np.arange(len(known))]
+        return known.tolist()
+
+    def seek(self, position: Any) -> None:
+        start = [0] * (1 + len(self._names) * len(StreamPosition._fields))
+        with self._lock:
+            for group, (cursor, *values) in zip(
+                self._groups, position or [start] * len(self._groups), strict=True
+            ):
+                each = np.reshape(values, (len(self._names), -1)).tolist()
+                group.seek(cursor, [StreamPosition(*row) for row in each])

@@ -113,14 +113,7 @@ class DocumentReader:
         setting: str = "data.text_field",
         notes: Notes | None = None,
     ):
-        """Set up a reader.
-
-        Args:
-          files: All files of the source.
-          text_field: Field of a row that holds the text.
-          setting: Name of the setting of text_field, for error messages.
-          notes: Receives what files were taken for, and the number of rows without a text.
-        """
+        """Set up a reader; error messages name `setting`, and `notes` what files are taken for."""
         self.files = files
         self._field, self._setting = text_field, setting
         self._notes = Notes() if notes is None else notes
@@ -141,10 +134,6 @@ class DocumentReader:
         self, file: TextFile, start: RecordPosition = START
     ) -> Iterator[tuple[RecordPosition, Document]]:
         """Yield the documents of one file, each with the position after it.
-
-        Args:
-          file: One of the files.
-          start: Position to read from, as it was yielded before.
 
         Raises:
           UserError: As `documents` does.
@@ -184,13 +173,6 @@ class DocumentReader:
         if kind in ("json", "json lines") and not is_table(file.name):
             self._notes.add(file.path, f"is read as {kind.replace('json', 'JSON')}, by its content")
         return False
-
-
-def read_documents(
-    files: Iterable[TextFile], *, text_field: str = "text", setting: str = "data.text_field"
-) -> Iterator[Document]:
-    """Yield the documents of files: see `DocumentReader`."""
-    return DocumentReader(tuple(files), text_field, setting).documents()
 
 
 def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:

@@ -15,13 +15,12 @@ from train.data.examples import (
     ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
-    corpus_digest,
+    encode_splits,
     label_indices,
     preview_names,
     read_splits,
     tokenize_examples,
     tokenizer_for_splits,
-    with_leading_space,
 )
 from train.data.files import Notes, TextFile
 from train.data.rows import FORMATS_PAGE, TextForm, located_rows
@@ -105,12 +104,7 @@ LABEL_COLUMNS = (
 def read_labeled_texts(
     config: ExampleDataConfig, columns: ClassificationDataConfig
 ) -> ExampleSplits[LabeledText]:
-    """Return the labeled texts of every split.
-
-    Args:
-      config: Paths and splits.
-      columns: Where label and text are.
-    """
+    """Return the labeled texts of every split."""
 
     def is_header(cells: Sequence[str]) -> bool:
         if columns.format == "tsv" and columns.header:
@@ -246,50 +240,59 @@ def prepare_classification(
 ) -> ExampleCorpus[ClassificationSplit]:
     """Read and tokenize the texts that ``config`` names.
 
-    Args:
-      config: Files and tokenizer.
-      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      labels: The labels by index; None: those of ``config.path``, sorted.
+    A `tokenizer` and `labels` take the place of those of the settings and of ``config.path``.
 
     Raises:
       UserError: A file is missing, empty or not encoded as configured, a line is malformed, or a
         label is not among ``labels``.
     """
     splits = read_labeled_texts(config, config)
-    examples = splits.before_holdout()
+    examples = splits.all_training
     names = labels or sorted({example.label for example in examples})
     if len(names) > max(10, len(examples) // 2):
         splits.notes.append(
             f"the train split: its {len(examples):,} texts have {len(names):,} labels; see whether "
             "data.label_column and data.text_column are the right columns"
         )
-    return make_classification_corpus(config, splits, names, tokenizer, splits.notes)
+    return make_classification_corpus(config, splits, names, tokenizer)
 
 
 def make_classification_corpus(
     config: ExampleDataConfig,
-    splits: Mapping[str, Sequence[LabeledText]],
-    label_names: Sequence[str],
+    splits: ExampleSplits[LabeledText],
+    names: Sequence[str],
     tokenizer: Tokenizer | None = None,
-    reading_notes: Sequence[str] = (),
 ) -> ExampleCorpus[ClassificationSplit]:
-    """Tokenize texts that have been read. ``label_names`` are the labels by index."""
-    tokenizer = tokenizer or tokenizer_for_splits(
+    """Tokenize texts that have been read. ``names`` are the labels by index."""
+    used = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            split: with_leading_space(example.text for example in examples)
+            split: (f" {example.text.strip()}" for example in examples)
             for split, examples in splits.items()
         },
     )
-    notes = [*reading_notes]
-    encoded = {
-        split: _encode(split, examples, tokenizer, label_names, config.max_length, notes)
-        for split, examples in splits.items()
-    }
-    # Without the locations: the digest must not depend on the paths of the files.
-    content = {split: [example[:2] for example in examples] for split, examples in splits.items()}
-    digest = corpus_digest(tokenizer, {"labels": tuple(label_names), **content})
-    return ExampleCorpus(tokenizer, encoded, digest, tuple(label_names), tuple(notes))
+
+    def encode(split: str, examples: Sequence[LabeledText]) -> ClassificationSplit:
+        labels = ((example.label, example.location) for example in examples)
+        targets = np.array(label_indices(labels, names, "label"), np.int32)
+        texts = [example.text for example in examples]
+        tokens = encode_texts(used, texts)
+        if num_cut := sum(len(text) > config.max_length for text in tokens):
+            splits.notes.append(
+                f"the {split} split: {num_cut:,} of {len(texts):,} texts are longer than "
+                f"data.max_length {config.max_length} tokens and are cut"
+            )
+        cut = [cut_text(used, each, config.max_length) for each in tokens]
+        return ClassificationSplit(texts, RaggedArray.from_sequences(cut), targets)
+
+    return encode_splits(
+        splits,
+        used,
+        encode,
+        content=lambda example: example[:2],
+        labels=names,
+        identity={"labels": tuple(names)},
+    )
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
@@ -301,7 +304,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]
     before = before if len(before) else np.array([tokenizer.cls_token_id])
     return [
         np.concatenate([before, tokens, after]).astype(np.int32)
-        for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
+        for tokens in tokenize_examples(tokenizer, texts)
     ]
 
 
@@ -311,28 +314,3 @@ def cut_text(tokenizer: Tokenizer, tokens: np.ndarray, max_length: int) -> np.nd
         return tokens
     _, after = tokenizer.added_token_ids
     return np.append(tokens[: max(0, max_length - len(after))], after)[:max_length]
-
-
-def _encode(
-    split: str,
-    examples: Sequence[LabeledText],
-    tokenizer: Tokenizer,
-    label_names: Sequence[str],
-    max_length: int,
-    notes: list[str],
-) -> ClassificationSplit:
-    """Tokenize a split. Notes on truncated texts are appended to ``notes``."""
-    labels = ((example.label, example.location) for example in examples)
-    targets = np.array(label_indices(labels, label_names, "label"), np.int32)
-    texts = [example.text for example in examples]
-    tokens = encode_texts(tokenizer, texts)
-    if num_truncated := sum(len(text) > max_length for text in tokens):
-        notes.append(
-            f"the {split} split: {num_truncated:,} of {len(texts):,} texts are longer than "
-            f"data.max_length {max_length} tokens and are cut"
-        )
-    return ClassificationSplit(
-        texts,
-        RaggedArray.from_sequences([cut_text(tokenizer, each, max_length) for each in tokens]),
-        targets,
-    )

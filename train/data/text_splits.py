@@ -4,11 +4,20 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from train.data.data_config import TextDataConfig
-from train.data.files import SPLITS, Notes, TextFile, find_all_splits, find_splits, is_compressed
+from train.data.files import (
+    SPLITS,
+    Notes,
+    SplitFiles,
+    TextFile,
+    find_all_splits,
+    find_splits,
+    is_compressed,
+)
 from train.data.text_files import (
     LIBRARY_PATH,
     Document,
@@ -22,251 +31,212 @@ from train.errors import UserError
 from train.runtime.stages import stage
 
 
-class DocumentSplits(Protocol):
-    """Documents of several splits, by name."""
+@dataclasses.dataclass(frozen=True)
+class TextSource:
+    """Documents of one split. They are not kept in memory."""
 
-    names: tuple[str, ...]
-    """The splits."""
+    documents: Callable[[], Iterator[Document]]
+    """Reads the documents that are not empty, anew each time; UserError if there is none."""
+    fingerprint: Callable[[], object]
+    """Returns JSON values that change if the text may have changed."""
+    num_characters: Callable[[], float] = lambda: 0.0
+    """Returns about how many characters there are, for progress; 0 if that is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSplits:
+    """Documents of every split: "train", "validation" and, if there is one, "test"."""
+
+    sources: Mapping[str, TextSource]
     notes: Notes
-    """What the user should know of how the texts were read."""
+    """What the user should know of how the texts are read."""
+
+    @classmethod
+    def find(cls, config: TextDataConfig, section: str = "data") -> "TextSplits":
+        """Find the files. Error messages name settings of `section`."""
+        notes = Notes()
+        if config.has_own_examples:
+            own = [each for each in SPLITS if config.read_split(each) is not None]
+            sources = {
+                split: _own_source(config, split) for split in dict.fromkeys(["train", *own])
+            }
+            place = f"dataset {type(config).__name__}"
+        else:
+            sources = find_sources(config, section, notes)
+            place = f"{section}.path {config.path}"
+        if "validation" not in sources:
+            sources |= _hold_out_of(sources["train"], config, place)
+        return cls({split: sources[split] for split in SPLITS if split in sources}, notes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.sources)
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split."""
-        ...
+        """Yield the documents of a split. The files are read again each time."""
+        return self.sources[split].documents()
 
-    def estimate_characters(self, split: str) -> float:
-        """Return about how many characters a split has, for progress; 0 if that is not known."""
-        ...
+    def num_characters(self, *names: str) -> float:
+        """Return about how many characters some splits have; 0 if that is not known."""
+        sizes = [self.sources[name].num_characters() for name in names]
+        return sum(sizes) if all(sizes) else 0.0
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class TextSource:
-    """Documents of one path setting. They are not kept in memory: each pass reads them again."""
-
-    setting: str
-    path: str
-    files: Sequence[TextFile]
-    text_field: str
-    max_bytes: int
-    notes: Notes
-
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
-        if self.path == LIBRARY_PATH:
-            documents = library_documents(self.files)
-        else:
-            setting = f"{self.setting.rpartition('.')[0]}.text_field"
-            reader = DocumentReader(self.files, self.text_field, setting, self.notes)
-            documents = reader.documents()
-        is_empty = True
-        for document in truncate_documents(documents, self.max_bytes):
-            is_empty = False
-            yield document
-        if is_empty:
-            raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
-
-    def estimate_characters(self) -> float:
-        """Return the bytes of the files, close to their characters; 0 if they are compressed."""
-        if any(is_compressed(file.name) for file in self.files):
-            return 0.0
-        total = float(sum(file.fingerprint()[1] for file in self.files))
-        return min(total, self.max_bytes) if self.max_bytes else total
-
-    def fingerprint(self) -> list[object]:
-        """Return JSON values that change if the text may have changed: files, sizes and times."""
-        # The text of `python:library` is that of the interpreter, whose files may keep their times.
-        version = [*sys.version_info] if self.path == LIBRARY_PATH else []
-        files = [file.fingerprint() for file in self.files]
-        return [version, self.text_field, self.max_bytes, files]
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnTextSource:
-    """Documents of one split of a dataset of the user. Each pass generates them again."""
-
-    config: TextDataConfig
-    split: str
-    setting: str = "dataset"
-
-    @property
-    def path(self) -> str:
-        """Name of the split, for error messages."""
-        return f"{type(self.config).__name__}, split {self.split}"
-
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
-        is_empty = True
-        for document in truncate_documents(self._texts(), self.config.max_bytes):
-            is_empty = False
-            yield document
-        if is_empty:
-            raise UserError(f"{self.setting} {self.path}: has no text; yield some from read_split")
-
-    def _texts(self) -> Iterator[Document]:
-        for index, text in enumerate(self.config.read_split(self.split) or ()):
-            if not isinstance(text, str):
-                raise UserError(
-                    f"{self.setting} {self.path}, example {index}: is a {type(text).__name__}; "
-                    "yield strings"
-                )
-            check_unicode(f"{self.setting} {self.path}, example {index}", "the text", text)
-            if text:
-                yield Document(f"{self.split}/{index}", text)
-
-    def estimate_characters(self) -> float:
-        """Return 0: only reading all texts would tell."""
-        return 0.0
-
-    def fingerprint(self) -> list[object]:
-        """Return a digest of all texts: there are no files whose times could tell."""
-        digest = hashlib.blake2b(digest_size=16)
-        for document in self.documents():
-            # Lengths keep texts apart: "ab", "c" and "a", "bc" are not the same documents.
-            encoded = document.text.encode()
-            digest.update(f"{len(encoded)} ".encode() + encoded)
-        return [digest.hexdigest()]
+        return {split: source.fingerprint() for split, source in self.sources.items()}
 
 
 def find_sources(config: TextDataConfig, section: str, notes: Notes) -> dict[str, TextSource]:
-    """Return the source of each split that has files: of its own path, or of those of `path`.
-
-    Args:
-      config: The paths.
-      section: Name of the settings that hold them, for error messages.
-      notes: Receives what the files were taken for.
-
-    Raises:
-      UserError: A path has no files.
-    """
+    """Return the source of each split that has files: of its own path, or of those of `path`."""
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
         if path == LIBRARY_PATH:
             return {"train": library_files()}
         return find_splits(path, setting, notes)
 
-    found = find_all_splits(
-        config.path, config.validation_path, config.test_path, notes, section=section, find=find
-    )
-    return {
-        split: TextSource(*each, config.text_field, config.max_bytes, notes)
-        for split, each in found.items()
-    }
+    paths = config.path, config.validation_path, config.test_path
+    found = find_all_splits(*paths, notes, section=section, find=find)
+    return {split: _file_source(each, config, section, notes) for split, each in found.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Holdout:
-    """Rule that divides documents into a training part and a held-out part."""
+def _file_source(
+    found: SplitFiles, config: TextDataConfig, section: str, notes: Notes
+) -> TextSource:
+    setting, path, files = found
+    is_library, limit = path == LIBRARY_PATH, config.max_bytes
 
-    indices: frozenset[int] = frozenset()
-    """Whole documents that are held out."""
-    start: int | None = None
-    """Character, counted over all documents, from which on text is held out."""
+    def documents() -> Iterator[Document]:
+        if is_library:
+            documents = library_documents(files)
+        else:
+            field_setting = f"{section}.text_field"
+            documents = DocumentReader(files, config.text_field, field_setting, notes).documents()
+        return _some(truncate_documents(documents, limit), f"{setting} {path}")
 
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """Yield the documents of one of the two parts, in order."""
-        before = 0
-        for index, document in enumerate(documents):
-            if self.start is None:
-                if (index in self.indices) == held_out:
-                    yield document
-                continue
-            size = document.num_characters
-            cut = min(max(self.start - before, 0), size)
-            before += size
-            start, stop = (cut, size) if held_out else (0, cut)
-            if start < stop:
-                yield document.part(start, stop)
+    def fingerprint() -> list[object]:
+        # The text of `python:library` is that of the interpreter, whose files may keep their times.
+        version = [*sys.version_info] if is_library else []
+        return [version, config.text_field, limit, [file.fingerprint() for file in files]]
+
+    def num_characters() -> float:
+        if any(is_compressed(file.name) for file in files):
+            return 0.0
+        total = float(sum(file.fingerprint()[1] for file in files))  # bytes, nearly as many
+        return min(total, limit) if limit else total
+
+    return TextSource(documents, fingerprint, num_characters)
 
 
-class TextSplits:
-    """Documents of every split of a `TextDataConfig`.
+def _own_source(config: TextDataConfig, split: str) -> TextSource:
+    """Return the documents of one split of a dataset of the user."""
+    place = f"dataset {type(config).__name__}, split {split}"
 
-    Attributes:
-      names: The splits: "train", "validation" and, if there is one, "test".
-      notes: What the user should know of how the data were read.
-    """
+    def texts() -> Iterator[Document]:
+        for index, text in enumerate(config.read_split(split) or ()):
+            where = f"{place}, example {index}"
+            if not isinstance(text, str):
+                raise UserError(f"{where}: is a {type(text).__name__}; yield strings")
+            check_unicode(where, "the text", text)
+            if text:
+                yield Document(f"{split}/{index}", text)
 
-    def __init__(self, config: TextDataConfig, section: str = "data"):
-        """Find the files.
+    def documents() -> Iterator[Document]:
+        return _some(truncate_documents(texts(), config.max_bytes), place)
 
-        Args:
-          config: Paths and splits.
-          section: Name of the settings that hold the paths, for error messages.
-        """
-        self._config = config
-        self.notes = Notes()
-        if config.has_own_examples:
-            own = [each for each in SPLITS if config.read_split(each) is not None]
-            self._sources: dict[str, TextSource | OwnTextSource] = {
-                split: OwnTextSource(config, split) for split in ["train", *own]
-            }
-            self.names = tuple(dict.fromkeys(["train", "validation", *own]))
-            return
-        self._sources = dict(find_sources(config, section, self.notes))
-        self.names = tuple(dict.fromkeys(["train", "validation", *self._sources]))
+    def fingerprint() -> str:  # there are no files whose times could tell
+        digest = hashlib.blake2b(digest_size=16)
+        for document in documents():
+            # Lengths keep texts apart: "ab", "c" and "a", "bc" are not the same documents.
+            encoded = document.text.encode()
+            digest.update(f"{len(encoded)} ".encode() + encoded)
+        return digest.hexdigest()
 
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split. The files are read again each time."""
-        if split in ("train", "validation") and "validation" not in self._sources:
-            documents = self._sources["train"].documents()
-            return self.holdout.select(documents, held_out=split == "validation")
-        return self._sources[split].documents()
+    return TextSource(documents, fingerprint)
 
-    def estimate_characters(self, split: str) -> float:
-        """See `DocumentSplits`."""
-        if split not in ("train", "validation") or "validation" in self._sources:
-            return self._sources[split].estimate_characters()
-        fraction = self._config.validation_fraction
-        share = fraction if split == "validation" else 1 - fraction
-        return share * self._sources["train"].estimate_characters()
 
-    @functools.cached_property
-    def holdout(self) -> Holdout:
-        """Rule that divides ``data.path``. It reads all of the text once, to measure it."""
-        source, fraction = self._sources["train"], self._config.validation_fraction
+def _some(documents: Iterator[Document], place: str) -> Iterator[Document]:
+    """Yield the documents. Raises UserError if there are none."""
+    first = next(documents, None)
+    if first is None:
+        raise UserError(f"{place}: is empty; give a path or a dataset that holds text")
+    yield first
+    yield from documents
+
+
+def _hold_out_of(source: TextSource, config: TextDataConfig, place: str) -> dict[str, TextSource]:
+    """Return the training part of a source, and its validation part."""
+
+    @functools.cache
+    def cuts() -> np.ndarray:
+        """Read all of the text once, to measure it."""
         sizes = []
-        with stage("reading the text", source.estimate_characters()) as progress:
+        with stage("reading the text", source.num_characters()) as progress:
             for document in source.documents():
                 size = 0
                 for piece in document.pieces():
                     size += len(piece)
                     progress.advance(len(piece))
                 sizes.append((document.name, size))
-        # Of a single document only a part can be held out: its end.
-        if self._config.split_method == "documents" and len(sizes) > 1:
-            return Holdout(choose_held_out_documents(sizes, fraction))
-        total = sum(size for _, size in sizes)
-        start = int(total * (1 - fraction))
-        if not 0 < start < total:
-            raise UserError(
-                f"{source.setting} {source.path}: {total} characters are too few to hold out "
-                f"{fraction:g} of them; give more text or set data.validation_path"
-            )
-        return Holdout(start=start)
+        return hold_out(sizes, config, place, "characters")
 
-    def fingerprint(self) -> dict[str, object]:
-        """Return JSON values that change if a split may have changed."""
-        prints: dict[str, object] = {
-            split: source.fingerprint() for split, source in self._sources.items()
-        }
-        if "validation" not in self._sources:
-            prints["held out"] = [self._config.split_method, self._config.validation_fraction]
-        return prints
+    def training() -> Iterator[Document]:
+        for document, (cut, size) in zip(source.documents(), cuts().tolist(), strict=True):
+            if cut:
+                yield document if cut == size else document.part(0, cut)
+
+    def validation() -> Iterator[Document]:
+        for document, (cut, size) in zip(source.documents(), cuts().tolist(), strict=True):
+            if cut < size:
+                yield document if not cut else document.part(cut, size)
+
+    fraction = config.validation_fraction
+    rule = ["held out", config.split_method, fraction]
+    return {
+        "train": TextSource(
+            training, source.fingerprint, lambda: (1 - fraction) * source.num_characters()
+        ),
+        "validation": TextSource(
+            validation, lambda: rule, lambda: fraction * source.num_characters()
+        ),
+    }
 
 
-def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
+def hold_out(
+    sizes: Sequence[tuple[str, int]], config: TextDataConfig, place: str, noun: str
+) -> np.ndarray:  # [documents, 2] int64
+    """Return for each document how much of its start is trained on, and its size.
+
+    Args:
+      sizes: Name and size of each document.
+      config: The rule.
+      place: The documents, for error messages.
+      noun: Unit of the sizes, for error messages.
+
+    Raises:
+      UserError: There is too little to hold out a part.
+    """
+    total = np.array([size for _, size in sizes], np.int64)
+    fraction = config.validation_fraction
+    # Of a single document only a part can be held out: its end.
+    if config.split_method == "documents" and len(sizes) > 1:
+        trained = total.copy()
+        trained[list(choose_held_out_documents(sizes, fraction))] = 0
+        return np.stack([trained, total], axis=1)
+    start = int(int(total.sum()) * (1 - fraction))
+    if not 0 < start < total.sum():
+        raise UserError(
+            f"{place}: {total.sum()} {noun} are too few to hold out {fraction:g} of them; give "
+            "more, or a validation split"
+        )
+    before = np.cumsum(total) - total
+    return np.stack([np.clip(start - before, 0, total), total], axis=1)
+
+
+def choose_held_out_documents(sizes: Sequence[tuple[str, int]], fraction: float) -> frozenset[int]:
     """Choose documents by a hash of their names, up to a fraction of all characters.
 
     The choice does not depend on the place of the corpus or on the order of reading. At least one
     document is chosen (the smallest, if none fits), and at least one is not.
-
-    Args:
-      sizes: Name and number of characters of each document, at least two of them.
-      fraction: Maximum fraction of all characters to choose, between 0 and 1.
 
     Returns:
       The indices of the chosen documents.

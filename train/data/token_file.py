@@ -118,15 +118,7 @@ def write_stream(
     *,
     num_characters: float = 0.0,
 ) -> dict[str, Any]:
-    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs.
-
-    Args:
-      folder: Folder of the files.
-      name: Name of the split.
-      documents: Documents of the split.
-      tokenizer: Tokenizer to use.
-      num_characters: About how many characters the documents have, for progress. 0: unknown.
-    """
+    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tally, frame = _Tally(), DocumentFrame.of(tokenizer)
     with (
@@ -143,10 +135,9 @@ def write_stream(
         before, after = frame.around_pieces()
         write(before)
         document_starts = []
-        encoded = tokenizer.encode_pieces(tally.count(documents), progress.advance)
-        while (part := next(encoded, None)) is not None:
+        for parts in tokenizer.encode_pieces(tally.count(documents), progress.advance):
             start = length
-            for tokens in frame.pieces(_parts_of_document(*part, encoded)):
+            for tokens in frame.pieces(parts):
                 write(tokens)
             if length > start:  # not of white space, with the word tokenizer
                 document_starts.append(start)
@@ -161,16 +152,6 @@ def write_stream(
         "dtype": dtype.name,
         "first": frame.first,
     }
-
-
-def _parts_of_document(
-    tokens: np.ndarray, is_last: bool, others: Iterator[tuple[np.ndarray, bool]]
-) -> Iterator[np.ndarray]:
-    """Yield the parts of one document of `Tokenizer.encode_pieces`, given the first of them."""
-    yield tokens
-    while not is_last:
-        tokens, is_last = next(others)
-        yield tokens
 
 
 def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> TokenStream:

@@ -15,12 +15,11 @@ from train.data.examples import (
     ExampleDataConfig,
     ExampleSplits,
     check_text_pair,
-    corpus_digest,
+    encode_splits,
     label_indices,
     read_splits,
     tokenize_examples,
     tokenizer_for_splits,
-    with_leading_space,
 )
 from train.data.files import Notes, TextFile
 from train.data.rows import (
@@ -275,36 +274,45 @@ def prepare_token_labels(
 ) -> ExampleCorpus[TokenLabelSplit]:
     """Read and tokenize the sentences that ``config`` names.
 
-    Args:
-      config: Files, tags and tokenizer.
-      tokenizer: Used instead of the one that ``config.tokenizer`` describes.
-      labels: The tags by index; None: those of ``config.path``, sorted.
+    A `tokenizer` and `labels` take the place of those of the settings and of ``config.path``.
 
     Raises:
       UserError: A file is missing, empty or not UTF-8, a line is malformed, or a tag is not among
         ``labels``.
     """
     splits = read_tagged_sentences(config)
-    sentences = splits.before_holdout()
-    names = tuple(labels or sorted({word.tag for each in sentences for word in each}))
-    tokenizer = tokenizer or tokenizer_for_splits(
+    names = tuple(labels or sorted({word.tag for each in splits.all_training for word in each}))
+    used = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
             split: (f" {' '.join(word.text for word in sentence)}" for sentence in sentences)
             for split, sentences in splits.items()
         },
     )
-    notes = splits.notes
-    encoded = {
-        split: _encode(split, sentences, tokenizer, names, config.max_length, notes)
-        for split, sentences in splits.items()
-    }
-    content = {
-        split: [[word[:2] for word in sentence] for sentence in sentences]
-        for split, sentences in splits.items()
-    }
-    digest = corpus_digest(tokenizer, {"labels": names, **content})
-    return ExampleCorpus(tokenizer, encoded, digest, names, tuple(notes))
+
+    def encode(split: str, sentences: Sequence[TaggedSentence]) -> TokenLabelSplit:
+        words = [[word.text for word in sentence] for sentence in sentences]
+        tags = [
+            label_indices(((word.tag, word.location) for word in sentence), names, "tag")
+            for sentence in sentences
+        ]
+        length = config.max_length
+        encoded = make_token_label_split(used, words, tags, labels=names, max_length=length)
+        if num_extra := len(encoded.sentence_indices) - len(sentences):
+            splits.notes.append(
+                f"the {split} split: sentences of more than data.max_length {length} tokens "
+                f"continue in further rows, {num_extra:,} beside the {len(sentences):,} first ones"
+            )
+        return encoded
+
+    return encode_splits(
+        splits,
+        used,
+        encode,
+        content=lambda sentence: [word[:2] for word in sentence],
+        labels=names,
+        identity={"labels": names},
+    )
 
 
 def make_token_label_split(
@@ -315,15 +323,7 @@ def make_token_label_split(
     labels: tuple[str, ...],
     max_length: int,
 ) -> TokenLabelSplit:
-    """Return the rows of sentences.
-
-    Args:
-      tokenizer: Splits words into tokens.
-      sentences: The words of each sentence.
-      tags: The tag index of each word.
-      labels: The tags by index.
-      max_length: Maximum number of tokens of a row.
-    """
+    """Return the rows, of at most `max_length` tokens, of sentences and the tag of each word."""
     # Each different word is tokenized once: words of natural text repeat.
     tokens_of = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
     before, after = tokenizer.added_token_ids
@@ -357,7 +357,7 @@ def encode_words(
     unique = list(dict.fromkeys(words))
     # A word of which the tokenizer drops every character still needs a token to carry its tag.
     placeholder = np.array([tokenizer.eos_token_id], np.int32)
-    encoded = tokenize_examples(tokenizer, with_leading_space(unique))
+    encoded = tokenize_examples(tokenizer, unique)
     return {
         word: tokens if len(tokens) else placeholder
         for word, tokens in zip(unique, encoded, strict=True)
@@ -365,14 +365,10 @@ def encode_words(
 
 
 def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int, int]]:
-    """Cut a sentence between words into rows of at most ``max_length`` tokens.
+    """Cut a sentence between words of these sizes into rows of at most ``max_length`` tokens.
 
-    Args:
-      sizes: Number of tokens of each word.
-      max_length: Maximum number of tokens of a row. A longer word gets a row of its own.
-
-    Yields:
-      The first word of each row, and the one after its last.
+    A longer word gets a row of its own. Yields the first word of each row, and the one after its
+    last.
     """
     begin = length = 0
     for word, size in enumerate(sizes):
@@ -381,26 +377,3 @@ def split_into_rows(sizes: Sequence[int], max_length: int) -> Iterator[tuple[int
             begin, length = word, 0
         length += size
     yield begin, len(sizes)
-
-
-def _encode(
-    split: str,
-    sentences: Sequence[TaggedSentence],
-    tokenizer: Tokenizer,
-    labels: tuple[str, ...],
-    max_length: int,
-    notes: list[str],
-) -> TokenLabelSplit:
-    """Tokenize a split. Notes on its sentences are appended to ``notes``."""
-    words = [[word.text for word in sentence] for sentence in sentences]
-    tags = [
-        label_indices(((word.tag, word.location) for word in sentence), labels, "tag")
-        for sentence in sentences
-    ]
-    encoded = make_token_label_split(tokenizer, words, tags, labels=labels, max_length=max_length)
-    if num_extra := len(encoded.sentence_indices) - len(sentences):
-        notes.append(
-            f"the {split} split: sentences of more than data.max_length {max_length} tokens "
-            f"continue in further rows, {num_extra:,} beside the {len(sentences):,} first ones"
-        )
-    return encoded

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -54,13 +53,9 @@ def split_into_chunks(
     is_cut: IsCut = lambda before, after: True,
     size: int = CHUNK_CHARACTERS,
 ) -> Iterator[str]:
-    """Yield chunks of ``size`` characters or more, which join to the text of the pieces.
+    """Yield chunks of ``size`` characters or more, but for the last, of the joined pieces.
 
-    Args:
-      pieces: Parts of a text, cut anywhere.
-      boundary: What may begin a chunk.
-      is_cut: Accepts a cut.
-      size: Characters of a chunk, but for the last.
+    A chunk begins at a `boundary` that `is_cut` accepts.
     """
     rest, position = "", size
     for piece in itertools.chain(pieces, [None]):
@@ -77,20 +72,6 @@ def split_into_chunks(
                 position = at + 1 + (at - start - size) // 8
         rest, position = rest[start:], max(position, end) - start
     yield rest
-
-
-def is_character_model(model: dict[str, Any]) -> bool:
-    """Return True if a model gives each character its own token and drops unknown ones.
-
-    Args:
-      model: The model as `component_spec` returns it.
-    """
-    return (
-        model["type"] == "BPE"
-        and not model["merges"]
-        and not model["unk_token"]
-        and not model["byte_fallback"]
-    )
 
 
 # Name of the document separator where no file names one: in tokenizers trained here, and others.
@@ -238,8 +219,6 @@ class Tokenizer:
         return Tokenizer(backend, self._origin, settings)
 
     def _copy_backend(self) -> tokenizers.Tokenizer:
-        import tokenizers
-
         return tokenizers.Tokenizer.from_str(self.to_json())
 
     def to_json(self) -> str:
@@ -302,35 +281,37 @@ class Tokenizer:
     ) -> Iterator[np.ndarray]:  # each [T] int32
         """Yield the tokens of each text, in order, tokenized in batches on all cores.
 
-        Args:
-          texts: The texts.
-          on_characters: Called with the number of characters of each batch that is tokenized.
+        `on_characters` is called with the number of characters of each batch.
         """
-        parts = []
-        for tokens, is_last in self.encode_pieces(((text,) for text in texts), on_characters):
-            parts.append(tokens)
-            if is_last:
-                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
-                parts = []
+        for parts in self.encode_pieces(((text,) for text in texts), on_characters):
+            first, *others = parts
+            yield np.concatenate([first, *others]) if others else first
 
     def encode_pieces(
         self,
         texts: Iterable[Iterable[str]],
         on_characters: Callable[[int], None] = lambda count: None,
-    ) -> Iterator[tuple[np.ndarray, bool]]:  # each [t] int32
-        """Yield the tokens of texts part by part, with True for the last part of each text.
+    ) -> Iterator[Iterator[np.ndarray]]:  # each [t] int32
+        """Yield the tokens of each text part by part; the parts are read before the next text.
 
-        Args:
-          texts: The pieces of each text, cut anywhere. They are read as they are needed.
-          on_characters: As in `encode_documents`.
+        The pieces of a text, cut anywhere, are read as they are needed.
         """
+        for _, parts in itertools.groupby(
+            self._encode_chunks(texts, on_characters), lambda x: x[0]
+        ):
+            yield (tokens for _, tokens in parts)
+
+    def _encode_chunks(
+        self, texts: Iterable[Iterable[str]], on_characters: Callable[[int], None]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the tokens of each chunk, with the number of its text."""
         for batch in _batches(self._chunks(texts)):
-            chunks = [chunk for chunk, _ in batch]
+            chunks = [chunk for _, chunk in batch]
             with tokenizer_errors(self._origin):
                 encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
             on_characters(sum(map(len, chunks)))
-            for encoding, (_, is_last) in zip(encodings, batch, strict=True):
-                yield np.array(encoding.ids, np.int32), is_last
+            for (number, _), encoding in zip(batch, encodings, strict=True):
+                yield number, np.array(encoding.ids, np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of tokens without special ones. Invalid UTF-8 becomes U+FFFD."""
@@ -346,16 +327,13 @@ class Tokenizer:
                     "out"
                 )
 
-    def _chunks(self, texts: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
-        """Yield the chunks of all texts, each with True if it is the last of its text."""
-        for pieces in texts:
-            chunks = split_into_chunks(pieces, _CANDIDATE, self._is_cut)
-            chunk = next(chunks)
-            for following in itertools.chain(chunks, [None]):
+    def _chunks(self, texts: Iterable[Iterable[str]]) -> Iterator[tuple[int, str]]:
+        """Yield the chunks of all texts, each with the number of its text."""
+        for number, pieces in enumerate(texts):
+            for chunk in split_into_chunks(pieces, _CANDIDATE, self._is_cut):
                 self._check_rows(chunk)
                 self._check(chunk)
-                yield chunk, following is None
-                chunk = following or ""
+                yield number, chunk
 
     def _is_cut(self, before: str, after: str) -> bool:
         """Return True if the parts of a text have the words and tokens that they have together."""
@@ -451,27 +429,29 @@ class StreamDecoder:
 
 
 def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
-    """Return the characters that the tokenizer accepts; None: all."""
-    if backend.pre_tokenizer is not None:
-        return None
+    """Return the characters of a tokenizer that drops others; None: it drops none."""
     model = component_spec(backend.model)
-    return frozenset(model["vocab"]) if is_character_model(model) else None
+    drops_unknown = (
+        backend.pre_tokenizer is None
+        and model["type"] == "BPE"
+        and not (model["merges"] or model["unk_token"] or model["byte_fallback"])
+    )
+    return frozenset(model["vocab"]) if drops_unknown else None
 
 
 def _words(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
-    """Return the words that a tokenizer of words accepts; None: all, or another tokenizer."""
+    """Return the words of a tokenizer that drops others; None: it drops none."""
     model = component_spec(backend.model)
-    if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
-        return None
-    return frozenset(model["vocab"])
+    drops_unknown = model["type"] == "WordLevel" and model["unk_token"] not in model["vocab"]
+    return frozenset(model["vocab"]) if drops_unknown else None
 
 
-def _batches(items: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def _batches(items: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
     """Group chunks so that a batch keeps all cores busy and takes little memory."""
     batch, characters = [], 0
     for item in items:
         batch.append(item)
-        characters += len(item[0])
+        characters += len(item[1])
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

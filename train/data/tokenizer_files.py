@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from train.data.sentencepiece_model import make_backend, read_model
 from train.data.tokenizer_settings import (
     ROLES,
-    AddedToken,
     ModelFiles,
     TokenizerSettings,
     Vocabulary,
@@ -106,22 +105,24 @@ def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
             "installed, AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes "
             "tokenizer.json"
         )
-    named = {each.text for each in files.added_tokens if each.special}
+    # The normalizer puts a space before the text of a token too, which would not be found then.
+    added = files.added_tokens(in_normalized=False)
+    named = {token.content for _, token in added if token.special}
     try:
         model = read_model(
             read_bytes(file, MAX_VOCABULARY_BYTES), {*named, *files.special_tokens.values()}
         )
     except ValueError as error:
         raise UserError(f"{file}: {error}; fetch it again, or give a tokenizer.json") from error
-    added = files.added_tokens or files.sentinels(len(model.pieces))
     with tokenizer_errors(str(file)):
         backend = make_backend(model)
-    # The normalizer puts a space before the text of a token too, which would not be found then.
-    _add_tokens(backend, [each._replace(normalized=False) for each in added], file)
+    _add_tokens(backend, added or files.sentinels(len(model.pieces)), file)
     return backend
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken], file: AnyPath) -> None:
+def _add_tokens(
+    backend: tokenizers.Tokenizer, added: Sequence[tuple[int, AddedToken]], file: AnyPath
+) -> None:
     """Add tokens in the order of their ids.
 
     Raises:
@@ -129,27 +130,18 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken], file
     """
     # The library numbers new tokens itself, from the size of the vocabulary on: each gets its own
     # id only if they are added in the order of their ids.
-    for token in added:
-        known = backend.token_to_id(token.text)
-        if (backend.get_vocab_size() if known is None else known) != token.id:
+    for token_id, token in added:
+        known = backend.token_to_id(token.content)
+        if (backend.get_vocab_size() if known is None else known) != token_id:
             raise UserError(
-                f"{file.parent}: its settings give token {token.text} the id {token.id}, and "
+                f"{file.parent}: its settings give token {token.content} the id {token_id}, and "
                 f"{file.name} does not; fetch the files that belong together"
             )
         _add_token(backend, token)
 
 
 def _add_token(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
-    _, text, special, normalized, lstrip, rstrip, single_word = token
-    added = tokenizers.AddedToken(
-        text,
-        special=special,
-        normalized=normalized,
-        lstrip=lstrip,
-        rstrip=rstrip,
-        single_word=single_word,
-    )
-    (backend.add_special_tokens if special else backend.add_tokens)([added])
+    (backend.add_special_tokens if token.special else backend.add_tokens)([token])
 
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
@@ -219,8 +211,9 @@ def _tokenizer_json(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     text = _text(file)
     with tokenizer_errors(str(file)):
         backend = tokenizers.Tokenizer.from_str(text)
-        for token in files.added_tokens:
-            if token.id == backend.get_vocab_size() and backend.token_to_id(token.text) is None:
+        for token_id, token in files.added_tokens():
+            is_new = backend.token_to_id(token.content) is None
+            if is_new and token_id == backend.get_vocab_size():
                 _add_token(backend, token)
         return backend
 
@@ -247,7 +240,7 @@ def _gpt2(vocabulary_file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
         words = pre_tokenizers.Split(Regex(pattern), "isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([words, backend.pre_tokenizer])
     backend.decoder = decoders.ByteLevel()
-    _add_tokens(backend, files.added_tokens, vocabulary_file)
+    _add_tokens(backend, files.added_tokens(), vocabulary_file)
     return backend
 
 
@@ -272,7 +265,7 @@ def _bert(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
             strip_accents=settings.get("strip_accents"),
             split_chinese=bool(settings.get("tokenize_chinese_chars", True)),
         )
-    _add_tokens(backend, files.added_tokens, file)
+    _add_tokens(backend, files.added_tokens(), file)
     return backend
 
 

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from tokenizers import AddedToken
+
 from train.errors import UserError
 from train.files import MAX_SETTINGS_BYTES, AnyPath, read_bytes
 
@@ -142,22 +144,6 @@ _USUAL_CLASSES: dict[Vocabulary, TokenizerClass] = {
 """Classes of vocabularies where the files name none that has such a vocabulary."""
 
 
-class AddedToken(NamedTuple):
-    """A token beyond those of a tokenizer's model, or one of them that is special."""
-
-    id: int
-    text: str
-    special: bool = False
-    normalized: bool = False
-    """Looked for in the normalized text."""
-    lstrip: bool = False
-    """White space before it is part of it."""
-    rstrip: bool = False
-    """White space after it is part of it."""
-    single_word: bool = False
-    """Not found inside a word."""
-
-
 @dataclasses.dataclass(frozen=True)
 class TokenizerSettings:
     """What a tokenizer has beside its vocabulary, and is stored with a run."""
@@ -244,9 +230,10 @@ class ModelFiles:
             template = named.get("default")
         return template if isinstance(template, str) else ""
 
-    @property
-    def added_tokens(self) -> list[AddedToken]:
-        """Tokens that the files add to a vocabulary, ordered by their ids.
+    def added_tokens(self, *, in_normalized: bool = True) -> list[tuple[int, AddedToken]]:
+        """Return the tokens that the files add to a vocabulary, by their ids, ascending.
+
+        Without `in_normalized`, none is looked for in the normalized text.
 
         Raises:
           UserError: A file is malformed.
@@ -257,30 +244,32 @@ class ModelFiles:
         try:
             special |= {_content(each) for each in names.get("additional_special_tokens") or []}
             for text, number in self.added_tokens_map.items():
-                is_special = text in special
-                token = AddedToken(int(number), text, is_special, normalized=not is_special)
-                found[token.id] = token
+                normalized = in_normalized and text not in special
+                token = AddedToken(text, special=text in special, normalized=normalized)
+                found[int(number)] = token
             for key, value in (self.tokenizer_config.get("added_tokens_decoder") or {}).items():
                 flags = {
                     name: bool(value.get(name))
-                    for name in ("special", "normalized", "lstrip", "rstrip", "single_word")
+                    for name in ("special", "lstrip", "rstrip", "single_word")
                 }
-                found[int(key)] = AddedToken(int(key), str(value["content"]), **flags)
+                normalized = in_normalized and bool(value.get("normalized"))
+                text = str(value["content"])
+                found[int(key)] = AddedToken(text, normalized=normalized, **flags)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.folder}: its added tokens are malformed ({error}); fetch {CONFIG_FILE} and "
                 f"{ADDED_FILE} again"
             ) from error
-        return sorted(found.values())
+        return sorted(found.items())
 
-    def sentinels(self, num_tokens: int) -> list[AddedToken]:
+    def sentinels(self, num_tokens: int) -> list[tuple[int, AddedToken]]:
         """Return T5's sentinels, after a vocabulary of this size: their numbers descend."""
         count = self.tokenizer_config.get("extra_ids", self.tokenizer_class.num_sentinels)
         if type(count) is not int:
             raise UserError(f"{self.folder / CONFIG_FILE}: extra_ids is no number; fetch it again")
         numbers = range(count - 1, -1, -1)
         return [
-            AddedToken(token_id, f"<extra_id_{number}>", special=True)
+            (token_id, AddedToken(f"<extra_id_{number}>", special=True, normalized=False))
             for token_id, number in enumerate(numbers, start=num_tokens)
         ]
 
@@ -305,12 +294,7 @@ class ModelFiles:
 
 
 def settings_files(settings: TokenizerSettings, end_token_ids: tuple[int, ...]) -> dict[str, str]:
-    """Return the files to write beside a tokenizer, by name, for `ModelFiles` to read.
-
-    Args:
-      settings: The settings.
-      end_token_ids: All tokens that end a text, that of the chat template included.
-    """
+    """Return the files to write beside a tokenizer, by name, for `ModelFiles` to read."""
     files: dict[str, str] = {}
     if settings.chat_template:
         files[TEMPLATE_FILE] = settings.chat_template

@@ -47,11 +47,7 @@ class CheckedTrainStep(TrainStep):
 
 
 def finite_flags(**stages: Any) -> dict[str, jax.Array]:
-    """Return a boolean for each array: True if all its entries are finite.
-
-    Args:
-      **stages: Trees of arrays by stage; None for a stage that is not checked.
-    """
+    """Return a boolean for each array of the trees by stage: True if all its entries are finite."""
     # Not `chex.chexify`: its error points at the line of an assertion, and names an array only in
     # a second run, without `jit`.
     assert set(stages) <= set(_STAGES)
@@ -61,11 +57,6 @@ def finite_flags(**stages: Any) -> dict[str, jax.Array]:
 
 def check_finite(step: int, cursor: int, metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the metrics of a step without the flags of `finite_flags`. Waits for its end.
-
-    Args:
-      step: Number of the step, for the message.
-      cursor: Number of its batch, for the message.
-      metrics: Metrics of the step, with its flags.
 
     Raises:
       UserError: An array is not finite. The first one is named.

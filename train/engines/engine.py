@@ -1,94 +1,53 @@
-"""Interface of a compiled training step, and the settings that it is built from.
+"""The engine of a run: its model, its compiled training step, and the placement of its arrays.
 
-The loop and the evaluator call the `Engine` interface. `JitEngine` (`jit_engine.py`) is the one for
-any mesh; `PmapEngine` (`pmap_engine.py`) has one replica of the model on each device.
+The step is compiled by `jit` over any mesh, or by `pmap` with a replica of the model on each device
+(`train/engines/compiled_step.py`). States, batches and evaluations are the same for both, so that
+a checkpoint of one is a checkpoint of the other.
 
 Calls return before their programs have run: while the devices compute one step, the host reads the
 next batch and dispatches the next step. Callers need not wait for results, since an engine limits
 how many of its programs are in flight (`DispatchLimit`).
 """
 
-import abc
 import collections
-import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.engines.debug_checks import CheckedTrainStep
-from train.engines.lora import LoRAConfig
-from train.optim.optimizer import Optimizer
-from train.optim.optimizer_registry import make_step_optimizer
-from train.optim.schedules import LearningRateSchedule
-from train.parallel.mesh import MeshConfig
-from train.parallel.sharding import place_params
-from train.recovery.detector import RecoveryConfig
-from train.state import EmaConfig, LossScaleConfig, TrainState
-from train.step import Batch, LossFn, Metrics, TrainStep
+from train.engines.compiled_step import (
+    CompiledStep,
+    EngineConfig,
+    MakeLossFn,
+    MakeModel,
+    check_pmap,
+    make_pmap_step,
+    make_train_step,
+    named_train_step,
+)
+from train.engines.lora import make_lora_layout
+from train.parallel.context_parallel import zigzag_reorder
+from train.parallel.sharding import (
+    check_optimizer_placement,
+    host_memory_shardings,
+    init_on_devices,
+    leaf_shardings,
+    logical_to_sharding,
+    make_sharding_constraint,
+    num_shards,
+    optimizer_state_shardings,
+    parameter_shardings,
+    place_params,
+    replicated_sharding,
+)
+from train.state import TrainState, init_state
+from train.step import Batch, Metrics
 from transformer.hardware import Hardware
 from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout
-from transformer.model_context import ActivationConstraint
-from transformer.models.model import Model
-
-MakeModel = Callable[[Hardware, ActivationConstraint], Model]
-"""Function from the hardware and the placement of activations to a model."""
-
-MakeLossFn = Callable[[Model], LossFn]
-"""Function from a model to its loss."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """Settings of the training step and of its state, beside the model and the loss."""
-
-    optimizer: Optimizer
-    schedule: LearningRateSchedule
-    steps: int
-    grad_accum_steps: int
-    loss_scale: LossScaleConfig
-    ema: EmaConfig
-    recovery: RecoveryConfig
-    lora: LoRAConfig
-    mesh: MeshConfig
-    seed: int
-    debug_checks: bool
-
-
-def make_train_step(
-    config: TrainingConfig,
-    loss_fn: LossFn,
-    logical_axes: Any,
-    width: int,
-    axis_name: str | None = None,
-) -> TrainStep:
-    """Return the training step.
-
-    Args:
-      config: The settings.
-      loss_fn: The loss.
-      logical_axes: Tree of `LogicalAxes` with the structure of the trained parameters.
-      width: Width of the model, D, which some schedules depend on.
-      axis_name: The mapped axis to sum gradients over, if the step is compiled by `pmap`.
-    """
-    step_class = CheckedTrainStep if config.debug_checks else TrainStep
-    return step_class(
-        loss_fn=loss_fn,
-        optimizer=make_step_optimizer(
-            config.optimizer, logical_axes, config.mesh.optimizer_placement
-        ),
-        schedule=config.schedule.make(steps=config.steps, width=width),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        grad_accum_steps=config.grad_accum_steps,
-        loss_scale=config.loss_scale,
-        axis_name=axis_name,
-        ema_decay=config.ema.decay,
-        recovery=config.recovery,
-    )
-
 
 MAX_PROGRAMS_IN_FLIGHT = 8
 """Unfinished programs allowed when a dispatch returns, where nothing else limits them: enough to
@@ -138,21 +97,79 @@ class DispatchLimit:
             jax.block_until_ready(self._in_flight.popleft())
 
 
-class Engine(abc.ABC):
-    """Interface of a compiled training step.
+class Engine:
+    """A compiled training step and what belongs to it.
 
     States are those of a checkpoint: one logical copy of every array, however it is placed.
     """
 
-    model: Model
-    mesh: Mesh
-    train_step: TrainStep
     lora: LoRALayout | None = None
     """Layout of the trainable weights of a LoRA run; None: all weights are trained."""
     frozen: Any = None
     """Weights that are not trained, set before the first step. No checkpoint holds them."""
 
-    @abc.abstractmethod
+    def __init__(
+        self,
+        config: EngineConfig,
+        mesh: Mesh,
+        hardware: Hardware,
+        make_model: MakeModel,
+        make_loss_fn: MakeLossFn,
+    ):
+        """Build the model and the step; nothing is compiled.
+
+        Raises:
+          UserError: The devices cannot hold the optimizer's state, or run the step, as requested.
+        """
+        check_optimizer_placement(config.mesh, hardware)
+        if config.compile == "pmap":
+            check_pmap()
+        self.mesh = mesh
+        self.model = make_model(hardware, make_sharding_constraint(mesh))
+        # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
+        # and never changes, so one program serves the whole run.
+        axes = self.model.logical_axes()
+        self.lora = make_lora_layout(config.lora, axes)
+        axes = axes if self.lora is None else self.lora.trainable_axes()
+        loss_fn = make_loss_fn(self.model)
+        self.train_step = make_train_step(config, loss_fn, axes, self.model.config.d_model)
+        self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
+        self._init = functools.partial(
+            init_state,
+            config.seed,
+            self.model,
+            self.train_step.optimizer,
+            loss_scale=config.loss_scale,
+            ema=config.ema,
+            recovery=config.recovery,
+            lora=self.lora,
+        )
+        # By rank: metrics [] are replicated, rows are split over the batch axes of the mesh
+        # (`examples` [B]), and the tokens of a row over its context axis ([B, T, ...]).
+        self._shardings = [logical_to_sharding(mesh, ("batch", "length")[:n]) for n in range(3)]
+        self._zigzag_shards = num_shards(mesh, "length") if self.model.config.causal else 1
+        self._abstract_state = place_state(mesh, self._init, axes, config.mesh.optimizer_placement)
+        if config.compile == "pmap":
+            self._step: CompiledStep = make_pmap_step(
+                config, mesh, hardware, make_model, make_loss_fn, self.lora
+            )
+        else:
+            # The state is donated: XLA writes the new parameters and moments into the buffers of
+            # the old ones, and memory never holds both. Input shardings are those of the arguments.
+            # Output shardings are given, not inferred: a state that the compiler laid out otherwise
+            # would make the second step compile again, and could not reuse the donated buffers.
+            self._step = jax.jit(
+                named_train_step(self.train_step, self.lora),
+                donate_argnums=0,
+                out_shardings=(leaf_shardings(self._abstract_state), self._shardings[0]),
+            )
+
+        def evaluate(params: Any, batch: Batch) -> dict[str, Any]:  # its name in profiles
+            return loss_fn(params, batch, None)
+
+        # Parameters are not donated to an evaluation: the next step needs them.
+        self._evaluate = jax.jit(evaluate)
+
     def init(self, params: Any = None) -> TrainState:
         """Return the state before the first step, created on its devices.
 
@@ -160,22 +177,45 @@ class Engine(abc.ABC):
           params: Parameters to begin with, placed as those of `abstract_state`. They are donated
             (deleted), so that no device holds them twice. None: random ones.
         """
+        return init_on_devices(self._init, self._abstract_state, params)
 
-    @abc.abstractmethod
     def abstract_state(self) -> TrainState:
         """Return shapes, dtypes and shardings of the state. Nothing is allocated."""
+        return self._abstract_state
 
-    @abc.abstractmethod
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
         """Return the global batch of which this host has `rows`, on the devices."""
+        if self._zigzag_shards > 1:
+            rows = zigzag_reorder(rows, self._zigzag_shards)
+        return {name: self._place_rows(array) for name, array in rows.items()}
 
-    @abc.abstractmethod
+    def _place_rows(self, array: np.ndarray) -> jax.Array:
+        sharding = self._shardings[min(array.ndim, 2)]
+        # The global shape is given, not inferred: if the mesh did not split rows over hosts, JAX
+        # would take one host's rows for the whole batch without an error.
+        shape = (len(array) * jax.process_count(), *array.shape[1:])
+        # Returns before the copy has ended: it overlaps with the step that is being computed.
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Return the state after one update, and its metrics. Donates (deletes) `state`."""
+        # Dispatched, not run. Reading a metric here would make the devices wait for the host.
+        state, metrics = self._step(state, batch, self.frozen)
+        # Metrics are what the limit waits for: the next step donates the state, and a donated
+        # array cannot be waited for.
+        self.dispatch_limit.add(metrics)
+        return state, metrics
 
-    @abc.abstractmethod
+    def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """Return the program of `jit` before compilation. Arguments may be abstract."""
+        step: Any = self._step
+        return step.lower(state, batch, self.abstract_frozen())
+
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         """Return the loss sums of a batch, by name, without dropout."""
+        losses = self._evaluate(params, batch)
+        self.dispatch_limit.add(losses)
+        return losses
 
     def abstract_params(self) -> Any:
         """Return shapes, dtypes and shardings of all parameters of the model."""
@@ -194,3 +234,29 @@ class Engine(abc.ABC):
         if self.lora is None:
             return params
         return jax.jit(merge_weights)(self.model_params(params))
+
+
+def place_state(
+    mesh: Mesh,
+    init: Callable[[], TrainState],
+    logical_axes: Any,
+    optimizer_placement: Literal["device", "host"],
+) -> TrainState:
+    """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
+    # Shapes without values: the placement of a model that no device could hold is computed, and
+    # `plan` places models for machines that are not attached.
+    shapes = jax.eval_shape(init)
+    replicated = replicated_sharding(mesh)
+    params = parameter_shardings(mesh, logical_axes, shapes.params)
+    optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
+    if optimizer_placement == "host":
+        optimizer = host_memory_shardings(optimizer)
+    ema = None if shapes.ema is None else params
+    # Counters, random key, loss scale and the detector's history: a few kilobytes, on all devices.
+    everywhere = jax.tree.map(lambda _: replicated, shapes)
+    shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )

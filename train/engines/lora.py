@@ -42,10 +42,6 @@ class LoRAConfig(Settings, part="lora"):
 def make_lora_layout(lora: LoRAConfig, logical_axes: Any) -> LoRALayout | None:
     """Return the layout of a run; None if it trains all weights in full.
 
-    Args:
-      lora: The settings.
-      logical_axes: Tree of `LogicalAxes` of the model's parameters.
-
     Raises:
       UsageError: A target or a weight to train in full does not exist.
     """

@@ -52,18 +52,15 @@ def resolve_sizes(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
     num_features = getattr(task, "num_features", None)  # None: the task has no features
-    if (task.predicts_labels or num_features is not None) and not task.num_labels:
+    has_features = num_features is not None
+    if num_features == 0 or ((task.predicts_labels or has_features) and not task.num_labels):
         return _resolve_from_data(experiment), ()
-    if num_features == 0:
-        return _resolve_from_data(experiment), ()
-    if num_features is not None:  # no token is embedded, but a resolved model has a vocabulary
+    if has_features:  # no token is embedded, but a resolved model has a vocabulary
         return _with_vocab_size(experiment, experiment.model.vocab_size or 1), ()
-    if tokenizer is None:
+    if tokenizer is None or experiment.model.vocab_size:
         return experiment, ()
-    if not experiment.model.vocab_size and tokenizer.kind == "character":
+    if tokenizer.kind == "character":
         return _resolve_from_data(experiment), ()
-    if experiment.model.vocab_size:
-        return experiment, ()
     if tokenizer.kind in ("byte", "file"):
         return _with_vocab_size(experiment, train_tokenizer(tokenizer, ()).vocab_size), ()
     vocab_size = tokenizer.vocab_size
@@ -83,8 +80,7 @@ def _resolve_from_data(experiment: Experiment) -> Experiment:
         return with_task(experiment, task.resolve(task.prepare_corpus()))
     except UserError as error:
         has_features = hasattr(experiment.task, "num_features")
-        flags = ["--task.num-features" if has_features else "--model.vocab-size"]
+        given = "--task.num-features" if has_features else "--model.vocab-size"
         if experiment.task.predicts_labels or has_features:
-            flags.insert(0, "--task.num-labels")
-        given = " and ".join(flags)
+            given = f"--task.num-labels and {given}"
         raise UserError(f"{error}; or give {given}, and no data are needed") from error

@@ -1,21 +1,18 @@
 """Compile the real training step, for a target with its own compiler or for the local devices.
 
-A step for absent hardware is compiled in a subprocess, since a compiler that does not match JAX may
-crash: jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentation fault for every program
-compiled for an absent TPU.
+A step for absent hardware is compiled by another process, since a compiler that does not match JAX
+may crash: jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentation fault for every
+program compiled for an absent TPU.
 """
 
+import concurrent.futures
 import dataclasses
 import importlib.metadata
 import math
+import multiprocessing
 import os
-import pathlib
 import pickle
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from typing import Any
 
@@ -24,14 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.assembly import make_engine_on
-from train.engines.jit_engine import JitEngine
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, short_reason
 from train.estimate.batch_shapes import (
     max_batch_shape,
     sharded_batch_shapes,
     unsharded_batch_shapes,
 )
-from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import COMPILER_PACKAGES, Clock, Target, target_devices
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
@@ -58,16 +53,15 @@ class CompiledStep:
     """Outputs that do not reuse donated arguments."""
     peak: int
     """Peak memory of the step."""
-    collectives: tuple[Collective, ...]
     compile_seconds: float
     """Duration of the compilation."""
     rejection: str = ""
     """Reason of a compiler that rejects the step as too large: its largest arrays, or its message.
     Sizes are then lower bounds. Empty for a step that compiled."""
     engine: Any = None
-    """Engine that made the step."""
+    """Engine that made the step; None if another process did."""
     program: Any = None
-    """Executable program; runs only on local devices."""
+    """Executable program of local devices; None if another process made it."""
 
     def fits(self, available_bytes: int) -> bool:
         """Return True if the step compiled and its peak is within the available bytes."""
@@ -78,7 +72,7 @@ class CompiledStep:
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("collectives", "engine", "program")
+            if field.name not in ("engine", "program")
         }
 
 
@@ -93,7 +87,9 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
     """
     mesh = make_mesh(experiment.mesh, target_devices(target))
     try:
-        engine = make_engine_on(mesh, experiment, target.hardware, JitEngine)
+        engine = make_engine_on(
+            mesh, dataclasses.replace(experiment, compile="jit"), target.hardware
+        )
         state: Any = engine.abstract_state()
         batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:
@@ -127,7 +123,6 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         temporaries=stats.temp_size_in_bytes,
         results=results,
         peak=total + stats.generated_code_size_in_bytes,
-        collectives=find_collectives(program.as_text() or "", mesh),
         compile_seconds=seconds,
         engine=engine,
         program=program,
@@ -154,7 +149,6 @@ def parse_rejection(message: str, arguments: int, available_bytes: int) -> dict[
         temporaries=peak - arguments,
         results=0,
         peak=peak,
-        collectives=(),
         rejection="; ".join(f"{size} {operation}" for size, operation in largest[:3])
         or " ".join(message.split("HLO module:")[0].split()),
     )
@@ -168,66 +162,45 @@ def bytes_per_device(tree: Any) -> int:
     )
 
 
-SUBPROCESS_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-"""libtpu allows one process at a time, to guard the chips; the subprocess uses no chip."""
-
-
 def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledStep:
     """Return `compile_step(experiment, target)` computed by another process.
 
     Raises the errors of `compile_step`, and UserError if the process dies: the message names the
     versions of JAX and of the compiler, and what to install.
     """
-    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
-        request, answer = pathlib.Path(folder, "request"), pathlib.Path(folder, "answer")
-        request.write_bytes(pickle.dumps((experiment, target)))
-        # -P: the current folder is not put in front, where a train.py would hide this package. With
-        # -c this module has its own name in the subprocess, and so has what it pickles.
-        run = f"import sys; from {__name__} import answer_request as answer; answer(*sys.argv[1:])"
-        path = os.pathsep.join(each or str(pathlib.Path.cwd()) for each in sys.path)
-        completed = subprocess.run(
-            [sys.executable, "-P", "-c", run, str(request), str(answer)],
-            env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        status = completed.returncode
-        result = pickle.loads(answer.read_bytes()) if status == 0 else None
-    if isinstance(result, CompiledStep):
-        return result
-    if isinstance(result, UserError):
-        raise result
-    if isinstance(result, ImportError):
-        # Only this process knows the class of a mixer from a config file or a notebook.
-        return compile_step(experiment, target)
-    last = (completed.stderr.strip().splitlines() or ["no message"])[-1]
-    outcome = f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last[:200]})"
-    package, extra = COMPILER_PACKAGES[target.chip.platform]
-    installed = (each for each in importlib.metadata.distributions() if each.name == package)
-    version = next((each.version for each in installed), "of no known version")
-    raise UserError(
-        f"target {target.name}: its compiler, {package} {version} with jax {jax.__version__}, "
-        f"{outcome}; in an environment of its own: pip install "
-        f"'jax[{extra}]=={jax.__version__}', or --compile-best 0 for estimates only"
-    )
-
-
-def answer_request(request: str, answer: str) -> None:
-    """Compile what a file asks for, and write the step or the user's error to another file."""
-    result: CompiledStep | Exception
-    try:
-        experiment, target = pickle.loads(pathlib.Path(request).read_bytes())
-    except (AttributeError, ImportError) as error:
-        result = ImportError(str(error))
-    else:
+    request, spawn = pickle.dumps((experiment, target)), multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
         try:
-            step = compile_step(experiment, target)
-            result = dataclasses.replace(step, engine=None, program=None)  # of this process alone
-        except UserError as error:
-            result = error
-    pathlib.Path(answer).write_bytes(pickle.dumps(result))
+            step = pool.submit(compile_request, request).result()
+        except UserError:
+            raise
+        except Exception as error:
+            package, extra = COMPILER_PACKAGES[target.chip.platform]
+            installed = (
+                each for each in importlib.metadata.distributions() if each.name == package
+            )
+            version = next((each.version for each in installed), "of no known version")
+            raise UserError(
+                f"target {target.name}: its compiler, {package} {version} with jax "
+                f"{jax.__version__}, failed ({short_reason(error)}); in an environment of its own: "
+                f"pip install 'jax[{extra}]=={jax.__version__}', or --compile-best 0 for estimates "
+                "only"
+            ) from error
+    return compile_step(experiment, target) if step is None else step
+
+
+def compile_request(request: bytes) -> CompiledStep | None:
+    """Return the compiled step of a pickled experiment and target, without what stays here.
+
+    None for a class that only the asking process knows, such as a mixer of a config file.
+    """
+    # libtpu allows one process at a time, to guard the chips; this one uses no chip.
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+    try:
+        experiment, target = pickle.loads(request)
+    except (AttributeError, ImportError):
+        return None
+    return dataclasses.replace(compile_step(experiment, target), engine=None, program=None)
 
 
 TIMED_STEPS = 3

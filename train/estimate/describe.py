@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console, RenderableType
 
 from train.assembly import make_task
@@ -14,12 +13,11 @@ from train.errors import UsageError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.compile import CompiledStep, compile_step
 from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
-from train.estimate.memory import count_terms, estimate_memory
+from train.estimate.memory import Memory, estimate_memory
 from train.estimate.quantities import Candidate, Quantities, StateShapes
 from train.estimate.tables import format_bytes, format_count, memory_table, new_table
 from train.estimate.target import local_target
 from train.experiment import Experiment
-from train.optim.adamw_8bit import AdamW8bit
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
 from transformer import flops
@@ -52,168 +50,71 @@ TEXTBOOK_OPTIMIZER_BYTES = {"adamw": 8, "adamw8bit": 2, "sgd": 4}
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class ActivationMemory:
-    """Activations of one batch (or microbatch)."""
+class TextbookActivations(NamedTuple):
+    """What a batch (or microbatch) would save if every intermediate result were kept."""
 
-    bytes: int
-    """Estimate for this model's rematerialization policy and attention backends."""
-    textbook_elements: int
+    elements: int
     """L B T (14 D + T N): every intermediate result of every layer, scores included."""
-    textbook_bytes: int
-    """The textbook's elements in the compute dtype."""
+    bytes: int
+    """The elements in the compute dtype."""
     sixteen_bit_bytes: int
     """L (34 B T D + 5 B N T^2): 16-bit training with dropout (Korthikanti et al. 2022, section
     4.1)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes of a training step by item, on one device that holds all of it."""
-
-    weights: int
-    """Weights as stored, vocabulary padding included."""
-    compute_copy: int
-    """Weights cast to the compute dtype; 0 if that is the storage dtype. The textbook counts them,
-    the total does not: compilers cast a weight where it is used."""
-    gradients: int
-    """Gradients in float32; two copies while microbatches accumulate."""
-    optimizer: int
-    """Optimizer state, exactly as the optimizer initializes it."""
-    activations: ActivationMemory
-    """Estimate of the activations."""
-    logits: int
-    """Estimate of the float32 logits of one chunk of the loss."""
-    textbook_logits: int
+    logits_bytes: int
     """2 B T V elements in float32: logits of the whole batch and their gradient."""
-    ema: int = 0
-    """Exponential moving average of the weights in float32; 0 if none is stored."""
-
-    @property
-    def state(self) -> int:
-        """Bytes that do not depend on the batch."""
-        return self.weights + self.gradients + self.optimizer + self.ema
-
-    @property
-    def working_set(self) -> int:
-        """Bytes that depend on the batch."""
-        return self.activations.bytes + self.logits
-
-    @property
-    def total(self) -> int:
-        return self.state + self.working_set
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers for `--json`."""
-        return dataclasses.asdict(self) | {"total": self.total}
 
 
-def training_memory(quantities: Quantities, states: StateShapes) -> TrainingMemory:
-    """Return the memory of a step with a state, as `plan` estimates it for one device."""
-    experiment = quantities.experiment
-    precision, vocabulary = experiment.model.precision, experiment.model.vocab_size
-    candidate = Candidate(MeshConfig(data=1), experiment.model.remat, experiment.grad_accum_steps)
-    state = states.bytes_per_chip(candidate.mesh)
-    terms = count_terms(quantities, candidate).estimated(quantities.hardware.platform)
-    entries = sum(leaf.size for leaf in jax.tree.leaves((states.shapes.params, states.frozen)))
-    itemsize = quantities.compute_itemsize
-    rows = quantities.batch_size // experiment.grad_accum_steps
-    targets = round(quantities.sequence_length * quantities.predicted_fraction)
-    textbook, sixteen_bit = textbook_activations(experiment.model, rows, quantities.sequence_length)
-    return TrainingMemory(
-        weights=state.weights,
-        compute_copy=0 if precision.compute == precision.parameters else entries * itemsize,
-        gradients=int(terms.gradients),
-        optimizer=state.optimizer,
-        activations=ActivationMemory(
-            bytes=int(terms.residuals + terms.layer + terms.gathered_layer),
-            textbook_elements=textbook,
-            textbook_bytes=itemsize * textbook,
-            sixteen_bit_bytes=sixteen_bit,
-        ),
-        logits=int(terms.logits),
-        textbook_logits=2 * 4 * rows * targets * vocabulary,
-        ema=state.other,
-    )
-
-
-def textbook_activations(config: TransformerConfig, rows: int, length: int) -> tuple[int, int]:
-    """Return the textbook's activations of `rows` sequences: elements, and bytes in 16 bits.
+def textbook_activations(quantities: Quantities) -> TextbookActivations:
+    """Return the textbook's activations.
 
     Cross attention adds the attention share of a layer to its layer: 6 of 14 vectors of width D, 13
     of 34 bytes with dropout masks, and its scores.
     """
+    config, length = quantities.experiment.model, quantities.sequence_length
+    rows = quantities.batch_size // quantities.experiment.grad_accum_steps
     tokens = rows * length
-    elements, sixteen_bit = 0, 0
+    elements = sixteen_bit = 0
     for layer in layer_mixers(config):
         # A layer saves 6 vectors per token in attention and 8 in the feed-forward.
         vectors, sixteen = (6, 13) if layer.cross else (14, 34)
         heads = layer.mixer.num_heads if isinstance(layer.mixer, AttentionConfig) else 0
         elements += tokens * (vectors * config.d_model + length * heads)
         sixteen_bit += tokens * (sixteen * config.d_model + 5 * length * heads)
-    return elements, sixteen_bit
+    targets = rows * round(length * quantities.predicted_fraction)
+    logits = 2 * 4 * targets * config.vocab_size
+    return TextbookActivations(
+        elements, quantities.compute_itemsize * elements, sixteen_bit, logits
+    )
 
 
-class MemoryVariant(NamedTuple):
-    """Training memory with one precision policy and one optimizer."""
+class OptimizerState(NamedTuple):
+    """Bytes of weights, gradients and optimizer state in float32 with one optimizer."""
 
-    precision: str
     optimizer: str
-    memory: TrainingMemory
+    weights: int
+    gradients: int
+    optimizer_state: int
 
     @property
-    def textbook_bytes_per_parameter(self) -> tuple[int, int, int]:
-        """Return textbook bytes per parameter of weights, gradients and optimizer state."""
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer_state
+
+    def textbook(self, precision: str) -> tuple[int, int, int]:
+        """Return the textbook's bytes per parameter: weights, gradients, optimizer state."""
         return (
-            TEXTBOOK_WEIGHT_BYTES[self.precision],
+            TEXTBOOK_WEIGHT_BYTES[precision],
             TEXTBOOK_GRADIENT_BYTES,
             TEXTBOOK_OPTIMIZER_BYTES[self.optimizer],
         )
 
-    @property
-    def state_bytes(self) -> tuple[int, int, int]:
-        """Return the bytes of weights, gradients and optimizer state."""
-        return self.memory.weights, self.memory.gradients, self.memory.optimizer
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers for `--json`."""
-        weights, gradients, optimizer = self.textbook_bytes_per_parameter
+        textbook = {name: sum(self.textbook(name)) for name in TEXTBOOK_WEIGHT_BYTES}
         return {
-            "precision": self.precision,
-            "optimizer": self.optimizer,
-            "textbook_bytes_per_parameter": {
-                "weights": weights,
-                "gradients": gradients,
-                "optimizer": optimizer,
-                "total": weights + gradients + optimizer,
-            },
-            "memory_bytes": self.memory.as_dict(),
+            **self._asdict(),
+            "total": self.total,
+            "textbook_bytes_per_parameter": textbook,
         }
-
-
-class EightBitStateBytes(NamedTuple):
-    """State of 8-bit AdamW by component, in bytes."""
-
-    codes: int
-    """8-bit codes of both moments."""
-    scales: int
-    """One float32 scale per block of 256 elements, for each of the two moments."""
-    unquantized: int
-    """float32 moments of parameters with fewer than 4,096 elements per layer."""
-
-
-def count_eight_bit_state(states: StateShapes) -> EightBitStateBytes:
-    """Return the components of a state of 8-bit AdamW."""
-    codes = scales = unquantized = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(states.shapes.optimizer):
-        size = leaf.size * leaf.dtype.itemsize
-        if leaf.dtype == jnp.uint8:
-            codes += size
-        elif any(getattr(entry, "name", "") == "scales" for entry in path):
-            scales += size
-        elif leaf.shape:
-            unquantized += size
-    return EightBitStateBytes(codes, scales, unquantized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,39 +190,25 @@ class Description:
         return flops.estimate_training_flops(self.config, self.parameters.active, length)
 
     @functools.cached_property
-    def memory(self) -> TrainingMemory:
-        return training_memory(self.quantities, self.quantities.state_shapes)
-
-    @functools.cached_property
-    def _states_by_optimizer(self) -> dict[str, StateShapes]:
-        return {
-            kind: StateShapes.from_experiment(
-                dataclasses.replace(
-                    _with_precision(self.experiment, Precision()), optimizer=OPTIMIZERS[kind]()
-                )
-            )
-            for kind in TEXTBOOK_OPTIMIZER_BYTES
-        }
-
-    @functools.cached_property
-    def memory_variants(self) -> tuple[MemoryVariant, ...]:
-        """Return training memory for each precision and optimizer in the textbook's table."""
-        variants = []
-        for name in TEXTBOOK_WEIGHT_BYTES:
-            precision, quantities = Precision.parse(name), self.quantities
-            if precision != self.config.precision:
-                other = _with_precision(self.experiment, precision)
-                quantities = Quantities(other, quantities.hardware)
-            variants += [
-                MemoryVariant(name, kind, training_memory(quantities, states))
-                for kind, states in self._states_by_optimizer.items()
-            ]
-        return tuple(variants)
+    def memory(self) -> Memory:
+        """Return the memory of a step on one device that holds all of it."""
+        whole = Candidate(MeshConfig(data=1), self.config.remat, self.experiment.grad_accum_steps)
+        return estimate_memory(self.quantities, whole)
 
     @property
-    def eight_bit_state(self) -> EightBitStateBytes:
-        """Return the state of 8-bit AdamW by component."""
-        return count_eight_bit_state(self._states_by_optimizer[AdamW8bit().kind])
+    def textbook(self) -> TextbookActivations:
+        return textbook_activations(self.quantities)
+
+    @functools.cached_property
+    def optimizer_states(self) -> tuple[OptimizerState, ...]:
+        """Return the state with each optimizer of the textbook's table, in float32."""
+        model = dataclasses.replace(self.config, precision=Precision())
+        states = []
+        for kind in TEXTBOOK_OPTIMIZER_BYTES:
+            other = dataclasses.replace(self.experiment, model=model, optimizer=OPTIMIZERS[kind]())
+            size = StateShapes.from_experiment(other).bytes_per_chip(MeshConfig(data=1))
+            states.append(OptimizerState(kind, size.weights, size.gradients, size.optimizer))
+        return tuple(states)
 
     @functools.cached_property
     def decoding_costs(self) -> tuple[DecodingCost, ...]:
@@ -359,10 +246,13 @@ class Description:
                 "training_estimate": self.training_flops_estimate,
                 "forward_by_length": [_flops_as_dict(each) for each in self.flops],
             },
-            "memory_bytes": self.memory.as_dict()
-            | {"optimizer_kind": self.experiment.optimizer.kind},
-            "memory_by_precision_and_optimizer": [each.as_dict() for each in self.memory_variants],
-            "eight_bit_optimizer_bytes": self.eight_bit_state._asdict(),
+            "memory_bytes": {
+                **dataclasses.asdict(self.memory),
+                "total": self.memory.total,
+                "optimizer_kind": self.experiment.optimizer.kind,
+            },
+            "textbook_activations": self.textbook._asdict(),
+            "state_bytes_by_optimizer": [each.as_dict() for each in self.optimizer_states],
             "compiler_bytes": self.compiled and self.compiled.as_dict(),
             "decoding": self._decoding_as_dict(),
             "attention_bytes_per_token": self.attention_traffic._asdict(),
@@ -389,11 +279,6 @@ class Description:
             console.print()
         for note in self.notes:
             console.print(f"Note: {note}.")
-
-
-def _with_precision(experiment: Experiment, precision: Precision) -> Experiment:
-    model = dataclasses.replace(experiment.model, precision=precision)
-    return dataclasses.replace(experiment, model=model)
 
 
 def _flops_as_dict(flops: TokenFlops) -> dict[str, Any]:
@@ -515,34 +400,20 @@ def _flops_table(description: Description) -> Iterable[RenderableType]:
 
 
 def _memory_tables(description: Description) -> Iterable[RenderableType]:
-    """Yield tables by item, by precision and optimizer, and of the compiler's figures."""
-    memory, config = description.memory, description.config
-    activations = memory.activations
-    b, t = description.quantities.batch_shape
-    table = new_table(f"Training memory, {b:,} × {t:,} tokens per step", "what", "size")
-    rows = {
-        f"weights ({config.precision.parameters})": memory.weights,
-        "gradients (float32)": memory.gradients,
-        f"optimizer ({description.experiment.optimizer.kind})": memory.optimizer,
-        "EMA of the weights (float32)": memory.ema,
-        f"activations, estimated (remat {config.remat})": activations.bytes,
-        "logits of one chunk, estimated": memory.logits,
-    }
-    for name, size in rows.items():
-        if size:
-            table.add_row(name, format_bytes(size))
-    table.add_section()
-    table.add_row("total over all devices", format_bytes(memory.total), style="bold")
-    yield table
+    """Yield tables by item, by optimizer, and of the compiler's figures."""
+    memory, textbook, config = description.memory, description.textbook, description.config
+    rows, length = description.quantities.batch_shape
+    yield memory_table(f"Training memory, {rows:,} × {length:,} tokens per step", memory, None)
     yield (
-        f"[dim]Textbook activations, L·B·T·(14 D + T N): {activations.textbook_elements:,} elements"
-        f", {format_bytes(activations.textbook_bytes)} in {config.precision.compute}; in 16 bits, "
-        f"L·(34 B·T·D + 5 B·N·T²): {format_bytes(activations.sixteen_bit_bytes)}. Logits of the "
-        f"whole batch, 2 B·T·V in float32: {format_bytes(memory.textbook_logits)}. Weights alone, "
+        f"[dim]Over all devices, with {description.experiment.optimizer.kind} and remat "
+        f"{config.remat}. Textbook activations, L·B·T·(14 D + T N): {textbook.elements:,} elements"
+        f", {format_bytes(textbook.bytes)} in {config.precision.compute}; in 16 bits, "
+        f"L·(34 B·T·D + 5 B·N·T²): {format_bytes(textbook.sixteen_bit_bytes)}. Logits of the "
+        f"whole batch, 2 B·T·V in float32: {format_bytes(textbook.logits_bytes)}. Weights alone, "
         f"for inference: {format_bytes(memory.weights)}.[/dim]"
     )
     yield ""
-    yield from _variants_table(description)
+    yield from _optimizer_table(description)
     yield ""
     if description.compiled is None:
         yield (
@@ -557,38 +428,32 @@ def _memory_tables(description: Description) -> Iterable[RenderableType]:
     yield memory_table(f"Memory of {where}", estimate, description.compiled)
 
 
-def _variants_table(description: Description) -> Iterable[RenderableType]:
-    columns = ("textbook", "here", "in all", "activations\nand logits", "total")
-    title = "Bytes per parameter (weights + gradients + optimizer), and totals"
-    table = new_table(title, "optimizer", *columns)
+def _optimizer_table(description: Description) -> Iterable[RenderableType]:
+    table = new_table(
+        "Bytes per parameter: weights + gradients + optimizer",
+        "optimizer",
+        "textbook,\nfloat32",
+        "textbook,\nbfloat16",
+        "here",
+        "in all",
+    )
     count = description.parameters.allocated
-    precision = ""
-    for each in description.memory_variants:
-        if each.precision != precision:
-            precision = each.precision
-            table.add_section()
-            table.add_row(precision, style="italic")
-        state, working_set = sum(each.state_bytes), each.memory.working_set
+    for each in description.optimizer_states:
+        sizes = (each.weights, each.gradients, each.optimizer_state)
         table.add_row(
             OPTIMIZER_NAMES[each.optimizer],
-            _sum(each.textbook_bytes_per_parameter),
-            _sum(tuple(size / count for size in each.state_bytes)),
-            format_bytes(state),
-            format_bytes(working_set),
-            format_bytes(state + working_set),
+            _sum(each.textbook("float32")),
+            _sum(each.textbook("bfloat16")),
+            _sum(tuple(size / count for size in sizes)),
+            format_bytes(each.total),
         )
     yield table
-    eight = description.eight_bit_state
     yield (
         "[dim]bfloat16 stores float32 weights; the textbook adds a bfloat16 copy, which compilers "
-        "make of a weight where it is used. SGD has momentum. 8-bit AdamW "
-        f"takes {eight.codes / count:.3g} bytes per parameter for codes, "
-        f"{eight.scales / count:.2g} for a scale per block of 256 elements and moment, and "
-        f"{eight.unquantized / count:.2g} for float32 moments of parameters with fewer than 4,096 "
-        "elements per layer.[/dim]"
+        "make of a weight where it is used. SGD has momentum. 8-bit AdamW also stores a scale per "
+        "block of 256 elements and moment, and float32 moments of parameters with fewer than 4,096 "
+        "elements per layer. Gradients take twice the memory while microbatches accumulate.[/dim]"
     )
-    if description.memory.gradients > 4 * count:
-        yield "[dim]Gradients take twice the memory while microbatches accumulate.[/dim]"
 
 
 def _sum(parts: tuple[float, ...]) -> str:

@@ -97,8 +97,7 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
     """
     mesh, model = candidate.mesh, quantities.experiment.model
     microbatches = candidate.grad_accum_steps
-    rows = quantities.batch_size / (mesh.data * mesh.fsdp * mesh.expert * microbatches)
-    local_rows = rows / mesh.context  # in whole sequences of T tokens
+    local_rows = quantities.rows_per_chip(mesh) / microbatches
     # With `offload` the matmul outputs are in host memory: the chip keeps the inputs of layers.
     remat: RematPolicy = "full" if candidate.remat == "offload" else candidate.remat
     layer = 0.0
@@ -140,8 +139,7 @@ def estimate_memory(quantities: Quantities, candidate: Candidate) -> Memory:
         fraction = max(quantities.largest_layer_parameters, others) / (layers + others)
         working_set = max(working_set, 2 * fraction * optimizer - parts.residuals)
         optimizer = 0
-    parts_of_tokens = mesh.data * mesh.fsdp * mesh.expert * mesh.context
-    tokens = quantities.batch_size * quantities.sequence_length / parts_of_tokens
+    tokens = quantities.rows_per_chip(mesh) * quantities.sequence_length
     return Memory(
         weights=state.weights,
         optimizer=optimizer,

@@ -13,11 +13,10 @@ from rich.console import Console, RenderableType
 from train.config.resolve import resolve_precision
 from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.batch_shapes import max_batch_shape
-from train.estimate.chips import Chip, PublishedRun
+from train.estimate.chips import Chip
 from train.estimate.compile import CompiledStep, compile_in_subprocess, compile_step, time_step
-from train.estimate.hlo import total_collectives
 from train.estimate.quantities import Quantities, mesh_sizes
-from train.estimate.remedies import PrecisionOption, best_by_precision
+from train.estimate.remedies import PrecisionOption, narrower_precisions, options_in_precision
 from train.estimate.roofline import ExpectedStep, expect_step
 from train.estimate.search import RankedCandidate, own_candidate, search_candidates
 from train.estimate.tables import format_bytes, format_count, memory_table, new_table
@@ -26,14 +25,15 @@ from train.experiment import Experiment
 from train.files import expand_path
 from train.runtime.stages import stage
 from train.runtime.startup import program_name
+from train.telemetry.goodput import format_duration
 from transformer.validation import NonNegativeFloat, NonNegativeInt
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
 
 
-MAX_DOLLARS_PER_HOUR = 1e9
-"""Upper limit of a valid price."""
+SHOWN_CANDIDATES = 8
+"""Rows of the ranking that are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,6 @@ class PlanOptions:
     """Training tokens for total time and price; 0: those of the experiment's steps."""
     prices: str = ""
     """TOML file with prices per chip hour; empty: the shipped list prices."""
-    show: NonNegativeInt = 8
-    """Rows of the ranking to show."""
 
 
 def chip_price(chip: Chip, path: str = "") -> float:
@@ -64,11 +62,7 @@ def chip_price(chip: Chip, path: str = "") -> float:
     Raises UserError if the file cannot be read or has no price for the chip.
     """
     price = load_prices(path).get(chip.name)
-    if (
-        isinstance(price, bool)
-        or not isinstance(price, int | float)
-        or not 0 <= price < MAX_DOLLARS_PER_HOUR
-    ):
+    if not isinstance(price, int | float) or not 0 <= price < math.inf:
         raise UserError(
             f"prices {path or 'the table of prices'}: has no price for {chip.name}; add a line "
             f"like {chip.name} = 1.20"
@@ -120,12 +114,9 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        available = self.target.memory_bytes
-        return (
-            self.compiled_step.fits(available)
-            if self.compiled_step
-            else self.memory_bytes <= available
-        )
+        if self.compiled_step:
+            return self.compiled_step.fits(self.target.memory_bytes)
+        return self.memory_bytes <= self.target.memory_bytes
 
     @functools.cached_property
     def expected(self) -> ExpectedStep:
@@ -156,25 +147,9 @@ class Plan:
         """Return the price of training on all tokens."""
         return self.hours(step_seconds) * self.dollars_per_chip_hour * self.target.num_chips
 
-    def _time_as_dict(self) -> dict[str, Any]:
-        """Return times, throughput and price, expected and at the bound."""
-        result: dict[str, Any] = {"expected_from": self.expected.reason}
-        steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
-        for suffix, step in steps.items():
-            result[f"step_seconds{suffix}"] = step
-            result[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
-            result[f"hours{suffix}"] = self.hours(step)
-            result[f"dollars{suffix}"] = self.dollars(step)
-        return result | {
-            "mfu": self.expected.mfu,
-            "mfu_bound": self.mfu_bound,
-            "published": _published_as_dict(self.expected.published),
-            "stand_in": _published_as_dict(self.expected.fallback),
-        }
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers for `--json`."""
-        time, size = self.best.time, self.best.memory
+        time, size, published = self.best.time, self.best.memory, self.expected.published
         return {
             "target": self.target.name,
             "chips": self.target.num_chips,
@@ -187,9 +162,13 @@ class Plan:
             "memory_bytes_available": self.target.memory_bytes,
             "estimated_bytes": dataclasses.asdict(size) | {"total": size.total},
             "compiled_bytes": self.compiled_step and self.compiled_step.as_dict(),
-            **self._time_as_dict(),
+            **self._costs("", self.expected.seconds),
+            **self._costs("_bound", self.step_seconds_bound),
+            "mfu": self.expected.mfu,
+            "mfu_bound": self.mfu_bound,
+            "expected_from": self.expected.reason,
+            "published": published and published.as_dict(),
             "step_seconds_measured": self.measured_seconds,
-            "step_seconds_overlapped": time.overlapped_seconds,
             "step_seconds_in_turn": time.sequential_seconds,
             "compute_seconds": time.compute_seconds,
             "memory_seconds": time.memory_seconds,
@@ -205,12 +184,14 @@ class Plan:
             "notes": list(self.notes),
         }
 
-
-def _published_as_dict(run: PublishedRun | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    names = ("mfu", "model", "hardware", "organisation", "title", "year", "url")
-    return {name: getattr(run, name) for name in names}
+    def _costs(self, suffix: str, step_seconds: float) -> dict[str, float]:
+        """Return time, throughput and price of a step time, for `--json`."""
+        return {
+            f"step_seconds{suffix}": step_seconds,
+            f"tokens_per_second{suffix}": self.tokens_per_second(step_seconds),
+            f"hours{suffix}": self.hours(step_seconds),
+            f"dollars{suffix}": self.dollars(step_seconds),
+        }
 
 
 def make_plan(
@@ -249,18 +230,20 @@ def make_plan(
     if options.measure:
         with stage("measuring the step"):
             measured = measure_if_local(planned, best, compiled, target)
+    others = []
+    if options.precisions:
+        for precision in narrower_precisions(experiment.model.precision, target.chip):
+            others.append(options_in_precision(experiment, precision, target, find)[0])
     return Plan(
         experiment=planned,
         target=target,
         best=best,
         compiled_step=compiled,
-        ranking=tuple(ranked[: options.show]),
+        ranking=tuple(ranked[:SHOWN_CANDIDATES]),
         num_candidates=len(ranked),
         rejected=tuple(rejected),
         measured_seconds=measured,
-        other_precisions=tuple(best_by_precision(experiment, target, find))
-        if options.precisions
-        else (),
+        other_precisions=tuple(others),
         tokens=options.tokens or math.prod((experiment.steps, rows, length)),
         dollars_per_chip_hour=dollars_per_chip_hour,
         notes=notes,
@@ -273,23 +256,17 @@ def measure_if_local(
     """Return measured seconds of a step; None if it is not local, too large or too slow."""
     if compiled is None or not target.is_local or not compiled.fits(target.memory_bytes):
         return None
-    return (
-        time_step(experiment, compiled) if best.time.step_seconds < MAX_MEASURED_SECONDS else None
-    )
+    if best.time.step_seconds >= MAX_MEASURED_SECONDS:
+        return None
+    return time_step(experiment, compiled)
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print the verdict, then memory, time, communication and alternatives."""
+    """Print the verdict, then memory, time and alternatives."""
     console = console or Console(highlight=False)
-    for line in (
-        *_verdict(plan),
-        *_memory(plan),
-        *_time(plan),
-        *_collectives(plan),
-        *_ranking(plan),
-        *_precisions(plan),
-    ):
-        console.print(line, soft_wrap=isinstance(line, str))  # flags are pasted
+    for part in (_verdict, _memory, _time, _ranking, _precisions):
+        for line in part(plan):
+            console.print(line, soft_wrap=isinstance(line, str))  # flags are pasted
     for note in plan.notes:
         console.print(f"Note: {note}.")
 
@@ -315,14 +292,12 @@ def _verdict(plan: Plan) -> Iterable[RenderableType]:
         f"at most: {_seconds(bound)} per step, {format_count(plan.tokens_per_second(bound))} "
         f"tokens/s, MFU {plan.mfu_bound:.0%}, if only arithmetic, memory and links took time"
     )
-    if expected.published is not None:
-        yield f"best published: MFU {expected.published.citation()}, {expected.published.url}"
-    if expected.fallback is not None:
-        yield f"from another chip: MFU {expected.fallback.citation()}, {expected.fallback.url}"
+    if run := expected.published:
+        yield f"best published: MFU {run.mfu:.1%} for {run.run}, {run.url}"
+    least, likely = (format_duration(3600 * plan.hours(each)) for each in (bound, expected.seconds))
     yield (
-        f"{format_count(plan.tokens)} tokens in {format_duration(plan.hours(bound))} to "
-        f"{format_duration(plan.hours(expected.seconds))}, for {_dollars(plan.dollars(bound))} to "
-        f"{_dollars(plan.dollars(expected.seconds))} "
+        f"{format_count(plan.tokens)} tokens in {least} to {likely}, for "
+        f"{_dollars(plan.dollars(bound))} to {_dollars(plan.dollars(expected.seconds))} "
         f"(${plan.dollars_per_chip_hour:.2f} per chip hour)"
     )
     yield f"{program_name()} fit ... {plan.best.candidate.flags()}\n"
@@ -333,6 +308,8 @@ def _memory(plan: Plan) -> Iterable[RenderableType]:
     yield memory_table("Memory of one chip", plan.best.memory, compiled)
     if compiled and compiled.rejection:
         yield f"The compiler rejects the step; sizes are lower bounds: {compiled.rejection}"
+    if compiled:
+        yield f"[dim]Compiled in {compiled.compile_seconds:.0f} s.[/dim]"
 
 
 def _time(plan: Plan) -> Iterable[RenderableType]:
@@ -345,27 +322,10 @@ def _time(plan: Plan) -> Iterable[RenderableType]:
     for what, seconds in time.host_seconds.items():
         table.add_row(f"host, {what}", _seconds(seconds))
     table.add_row("step, at least", _seconds(time.step_seconds), style="bold")
-    if plan.measured_seconds is None:
-        table.add_row("step, expected", _seconds(plan.expected.seconds), style="bold")
-    else:
-        table.add_row("step, measured", _seconds(plan.measured_seconds), style="bold")
-    table.add_row("everything overlapped", _seconds(time.overlapped_seconds))
+    origin = "expected" if plan.measured_seconds is None else "measured"
+    table.add_row(f"step, {origin}", _seconds(plan.expected.seconds), style="bold")
     table.add_row("nothing overlapped", _seconds(time.sequential_seconds))
     yield table
-
-
-def _collectives(plan: Plan) -> Iterable[RenderableType]:
-    if plan.compiled_step is None or not plan.compiled_step.collectives:
-        return
-    table = new_table(
-        "Communication of one step, as compiled", "collective", "along", "times", "bytes"
-    )
-    for (kind, axes), (count, size) in sorted(
-        total_collectives(plan.compiled_step.collectives).items()
-    ):
-        table.add_row(kind, ", ".join(axes), f"{count:,}", format_bytes(size))
-    yield table
-    yield f"[dim]Compiled in {plan.compiled_step.compile_seconds:.0f} s.[/dim]"
 
 
 def _ranking(plan: Plan) -> Iterable[RenderableType]:
@@ -428,12 +388,3 @@ def _dollars(dollars: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def format_duration(hours: float) -> str:
-    """Format hours in seconds, minutes, hours or days."""
-    if hours < 1 / 60:
-        return f"{hours * 3600:.0f} seconds"
-    if hours < 1:
-        return f"{hours * 60:.0f} minutes"
-    return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"

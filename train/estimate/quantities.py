@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from train.assembly import make_task, training_config
-from train.engines.engine import make_train_step
+from train.assembly import make_task
 from train.engines.lora import make_lora_layout
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
 from train.optim.muon import Muon, muon_dimension_numbers
+from train.optim.optimizer_registry import make_step_optimizer
 from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.sharding import (
     optimizer_state_shardings,
@@ -106,26 +106,25 @@ class StateShapes(NamedTuple):
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> "StateShapes":
         """Return the state's shapes by abstract evaluation of its initialization."""
-        # The state is the same on any hardware and with any rematerialization. Trace the plain
-        # form: kernels trace only on their own hardware, and `offload` needs a host memory space.
-        plain = dataclasses.replace(experiment.model, remat="none")
+        # The state is the same on any hardware, with any rematerialization and loop over layers.
+        # Trace the plain form: kernels trace only on their own hardware, `offload` needs a host
+        # memory space, and a scan traces a layer once.
+        plain = dataclasses.replace(experiment.model, remat="none", layer_loop="scan")
         task = make_task(dataclasses.replace(experiment, model=plain))
         model = task.make_model(Hardware(), unconstrained)
-        axes, frozen, frozen_axes = model.logical_axes(), None, None
+        axes, frozen, frozen_axes = abstract_parameters(model).axes, None, None
         lora = make_lora_layout(experiment.lora, axes)
         if lora is not None:
-            frozen = lora.freeze(jax.eval_shape(model.init_params, jax.random.key(0)))
+            frozen = lora.freeze(abstract_parameters(model).shapes)
             axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
-        config = training_config(experiment)
-        step = make_train_step(config, task.make_loss_fn(model), axes, model.config.d_model)
         init = functools.partial(
             init_state,
-            config.seed,
+            experiment.seed,
             model,
-            step.optimizer,
-            loss_scale=config.loss_scale,
-            ema=config.ema,
-            recovery=config.recovery,
+            make_step_optimizer(experiment.optimizer, axes, experiment.mesh.optimizer_placement),
+            loss_scale=experiment.loss_scale,
+            ema=experiment.ema,
+            recovery=experiment.recovery,
             lora=lora,
         )
         return cls(jax.eval_shape(init), axes, frozen, frozen_axes)
@@ -240,6 +239,10 @@ class Quantities:
     def sequence_length(self) -> int:
         """Return the tokens of an example, T."""
         return self.batch_shape[1]
+
+    def rows_per_chip(self, mesh: MeshConfig) -> float:
+        """Return a chip's examples of a batch; `context` leaves it a part of each."""
+        return self.batch_size / (mesh.data * mesh.fsdp * mesh.expert * mesh.context)
 
     @property
     def sequences_per_example(self) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,16 +22,34 @@ from train.experiment import Experiment
 from train.runtime.host import host_memory_bytes
 from transformer.precision import POLICIES, Precision
 
+PRECISION_SETTING = "model.precision"
+"""The one setting of a remedy that changes training results."""
+
 
 class PrecisionOption(NamedTuple):
-    """A precision policy with its best candidate."""
+    """A precision policy with a candidate."""
 
     precision: Precision
     best: RankedCandidate
 
     def flags(self) -> str:
         """Return the flags of `fit` for this option."""
-        return f"--model.precision {self.precision.name} {self.best.candidate.flags()}"
+        return f"--{PRECISION_SETTING} {self.precision.name} {self.best.candidate.flags()}"
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings that a remedy may change, by flag."""
+        candidate = self.best.candidate
+        return {
+            **{f"mesh.{axis}": size for axis, size in mesh_sizes(candidate.mesh).items()},
+            "grad-accum-steps": candidate.grad_accum_steps,
+            "model.remat": candidate.remat,
+            PRECISION_SETTING: self.precision.name,
+        }
+
+    def changes_from(self, old: "PrecisionOption") -> dict[str, object]:
+        """Return the settings that differ from those of another option."""
+        before = old.settings()
+        return {name: value for name, value in self.settings().items() if value != before[name]}
 
     def as_dict(self, chip: Chip) -> dict[str, Any]:
         """Return plain numbers for `--json`."""
@@ -85,29 +103,16 @@ Find = Callable[[Quantities, Target], list[RankedCandidate]]
 """How candidates are found: `search_candidates` or `own_candidate`."""
 
 
-def options_by_precision(
-    experiment: Experiment, target: Target, precisions: list[Precision], find: Find
-) -> Iterator[PrecisionOption]:
-    """Yield every candidate in each precision, the best of a precision first."""
-    for precision in precisions:
-        quantities = Quantities(replace_precision(experiment, precision), target.hardware)
-        yield from (PrecisionOption(precision, each) for each in find(quantities, target))
-
-
-def best_by_precision(
-    experiment: Experiment, target: Target, find: Find
-) -> Iterator[PrecisionOption]:
-    """Yield the best candidate in each narrower precision."""
-    for precision in narrower_precisions(experiment.model.precision, target.chip):
-        yield next(options_by_precision(experiment, target, [precision], find))
+def options_in_precision(
+    experiment: Experiment, precision: Precision, target: Target, find: Find
+) -> list[PrecisionOption]:
+    """Return every candidate in a precision, best first."""
+    quantities = Quantities(replace_precision(experiment, precision), target.hardware)
+    return [PrecisionOption(precision, each) for each in find(quantities, target)]
 
 
 MAX_SUGGESTIONS = 3
 """Number of remedies, and of memory items, that a message names."""
-
-
-PRECISION_SETTING = "model.precision"
-"""The one setting of a remedy that changes training results."""
 
 
 def suggest_remedies(experiment: Experiment) -> list[str]:
@@ -126,12 +131,15 @@ def plan_remedies(experiment: Experiment, target: Target) -> list[str]:
     try:
         experiment = resolve_sizes(experiment)[0]
         own = experiment.model.precision
-        now = next(options_by_precision(experiment, target, [own], own_candidate))
+        now = options_in_precision(experiment, own, target, own_candidate)[0]
         if now.best.fits:
             return []
-        precisions = [own, *narrower_precisions(own, target.chip)]
-        options = options_by_precision(experiment, target, precisions, search_candidates)
-        fitting = [each for each in options if each.best.fits]
+        fitting = [
+            option
+            for precision in (own, *narrower_precisions(own, target.chip))
+            for option in options_in_precision(experiment, precision, target, search_candidates)
+            if option.best.fits
+        ]
     # This runs while an out-of-memory error is reported: a failing estimate must not replace it.
     except (UserError, ValueError):
         return []
@@ -150,7 +158,7 @@ def cheapest_changes(now: PrecisionOption, fitting: list[PrecisionOption]) -> li
     """
     by_settings: dict[frozenset[str], PrecisionOption] = {}
     for each in fitting:  # each precision's candidates come fastest first
-        by_settings.setdefault(_changed_settings(now, each), each)
+        by_settings.setdefault(frozenset(each.changes_from(now)), each)
 
     def cost(names: frozenset[str]) -> tuple[int, float]:
         return len(names) + (PRECISION_SETTING in names), by_settings[names].best.time.step_seconds
@@ -160,30 +168,10 @@ def cheapest_changes(now: PrecisionOption, fitting: list[PrecisionOption]) -> li
 
 def describe_change(now: PrecisionOption, new: PrecisionOption) -> str:
     """Return the flags of a change and its effect on step time."""
+    flags = " ".join(f"--{name} {value}" for name, value in new.changes_from(now).items())
     cost = new.best.time.step_seconds / now.best.time.step_seconds - 1
     rounding = "" if new.precision == now.precision else ", lower precision"
-    return f"{changed_flags(now, new)} ({cost:+.0%} time by estimate{rounding})"
-
-
-def changed_flags(old: PrecisionOption, new: PrecisionOption) -> str:
-    """Return the flags that change one option into the other."""
-    settings, names = _settings(new), _changed_settings(old, new)
-    return " ".join(f"--{name} {settings[name]}" for name in settings if name in names)
-
-
-def _settings(option: PrecisionOption) -> dict[str, object]:
-    candidate = option.best.candidate
-    return {
-        **{f"mesh.{axis}": size for axis, size in mesh_sizes(candidate.mesh).items()},
-        "grad-accum-steps": candidate.grad_accum_steps,
-        "model.remat": candidate.remat,
-        PRECISION_SETTING: option.precision.name,
-    }
-
-
-def _changed_settings(old: PrecisionOption, new: PrecisionOption) -> frozenset[str]:
-    before, after = _settings(old), _settings(new)
-    return frozenset(name for name in after if after[name] != before[name])
+    return f"{flags} ({cost:+.0%} time by estimate{rounding})"
 
 
 def largest_parts(size: Memory) -> str:

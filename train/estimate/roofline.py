@@ -95,12 +95,6 @@ class StepTime:
         return self.model_flops / (self.step_seconds * self.peak_flops_per_second)
 
     @property
-    def overlapped_seconds(self) -> float:
-        """Return the time with everything overlapped."""
-        transfers = sum(self.link_seconds.values()), sum(self.host_seconds.values())
-        return max(self.compute_seconds, self.memory_seconds, *transfers)
-
-    @property
     def sequential_seconds(self) -> float:
         """Return the time with nothing overlapped."""
         return (
@@ -117,8 +111,8 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate, target: Tar
     dtype = cast(DType, quantities.experiment.model.precision.compute)  # resolved by now
     peak = chip.peak_flops_per_second(dtype)
     tokens_of_matmuls = (
-        tokens_per_chip(quantities, candidate)
-        / quantities.sequences_per_example
+        quantities.rows_per_chip(candidate.mesh)
+        * quantities.sequence_length
         / candidate.mesh.tensor
     )
     rings = {axis: axis_ring(target, candidate, axis) for axis in MESH_AXES}
@@ -178,7 +172,7 @@ def _memory_traffic(quantities: Quantities, candidate: Candidate) -> float:
     update = 2 * (state.weights + state.optimizer + state.other) + 2 * state.gradients
     return (
         candidate.grad_accum_steps * passes * _gathered_weight_bytes(quantities, candidate)
-        + accesses * _rows_per_chip(quantities, candidate) * residuals_per_row
+        + accesses * quantities.rows_per_chip(candidate.mesh) * residuals_per_row
         + update
     )
 
@@ -188,7 +182,7 @@ def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, flo
     mesh = candidate.mesh
     traffic = {}
     if candidate.remat == "offload":
-        rows = _rows_per_chip(quantities, candidate)
+        rows = quantities.rows_per_chip(candidate.mesh)
         dots, full = (
             quantities.residuals(each).bytes_per_chip(rows, mesh.tensor)
             for each in ("dots", "full")
@@ -197,25 +191,6 @@ def _host_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, flo
     if mesh.optimizer_placement == "host":
         traffic["optimizer"] = 2.0 * quantities.state_bytes(mesh).optimizer
     return traffic
-
-
-def tokens_per_chip(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the tokens of one chip in a step, over all microbatches."""
-    mesh = candidate.mesh
-    parts = mesh.data * mesh.fsdp * mesh.expert * mesh.context
-    return (
-        quantities.batch_size
-        * quantities.sequence_length
-        * quantities.sequences_per_example
-        / parts
-    )
-
-
-def _rows_per_chip(quantities: Quantities, candidate: Candidate) -> float:
-    """Return the examples that one chip processes in a step, over all microbatches."""
-    return tokens_per_chip(quantities, candidate) / (
-        quantities.sequence_length * quantities.sequences_per_example
-    )
 
 
 def _gathered_weight_bytes(quantities: Quantities, candidate: Candidate) -> float:
@@ -300,9 +275,9 @@ def link_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, Traf
     layers = quantities.num_layers
     layer_runs = layers * microbatches
     weights = _gathered_weight_bytes(quantities, candidate)
-    tokens = tokens_per_chip(quantities, candidate)
-    hidden = tokens * quantities.experiment.model.d_model * quantities.compute_itemsize
-    decoder_hidden = hidden / quantities.sequences_per_example  # each layer has one side's tokens
+    side_tokens = quantities.rows_per_chip(candidate.mesh) * quantities.sequence_length
+    tokens = side_tokens * quantities.sequences_per_example
+    token_bytes = quantities.experiment.model.d_model * quantities.compute_itemsize
     keys_and_values = tokens * _kv_width(quantities) / mesh.tensor * quantities.compute_itemsize
     gathers = GATHERS_PER_MICROBATCH + 1
     # Of an array that travels around a ring, each chip sends all but its own part.
@@ -318,7 +293,8 @@ def link_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, Traf
             (4 + 2 * recomputed)
             * layers
             * _experts_per_token(quantities)
-            * hidden
+            * tokens
+            * token_bytes
             * others["expert"],
             layer_runs * (4 + 2 * recomputed),
         ),
@@ -326,8 +302,9 @@ def link_traffic(quantities: Quantities, candidate: Candidate) -> dict[str, Traf
             (3 + recomputed) * layers * keys_and_values * (mesh.context - 1),
             layer_runs * (3 + recomputed) * (mesh.context - 1),
         ),
+        # Each layer has the tokens of one side of an encoder-decoder.
         "tensor": Traffic(
-            2 * (4 + recomputed) * layers * decoder_hidden * others["tensor"],
+            2 * (4 + recomputed) * layers * side_tokens * token_bytes * others["tensor"],
             layer_runs * (4 + recomputed),
         ),
     }
@@ -363,9 +340,7 @@ class ExpectedStep(NamedTuple):
     reason: str
     """Basis of the expectation."""
     published: PublishedRun | None = None
-    """Best published run on this chip."""
-    fallback: PublishedRun | None = None
-    """Run on another chip that is used if none is published for this one."""
+    """Best published run on this chip, or on the one that stands in for it."""
 
 
 def expect_step(
@@ -377,10 +352,8 @@ def expect_step(
     """
     own = PUBLISHED.get(chip.name)
     if measured_seconds is not None:
-        reason = "measured on this machine"
-        return ExpectedStep(
-            measured_seconds, bound_mfu * bound_seconds / measured_seconds, reason, own
-        )
+        mfu = bound_mfu * bound_seconds / measured_seconds
+        return ExpectedStep(measured_seconds, mfu, "measured on this machine", own)
     if chip.platform == "cpu":
         reason = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps measured on CPUs"
         return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, reason)
@@ -388,13 +361,14 @@ def expect_step(
     run = own or PUBLISHED[fallback]
     # The ratio to the roofline carries over to other models; the published MFU is the upper limit.
     mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
-    seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
     if own is None:
         reason = (
             f"as on {CHIPS[fallback].device_kind}: no MFU of a dense bfloat16 model published for "
             f"{chip.device_kind}"
         )
-        return ExpectedStep(seconds, mfu, reason, fallback=run)
-    capped = mfu < run.efficiency * bound_mfu
-    limit = "no more than" if capped else "as far from the bound as"
-    return ExpectedStep(seconds, mfu, f"{limit} the best published run on this chip", own)
+    elif mfu < run.efficiency * bound_mfu:
+        reason = "no more than the best published run on this chip"
+    else:
+        reason = "as far from the bound as the best published run on this chip"
+    seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
+    return ExpectedStep(seconds, mfu, reason, run)

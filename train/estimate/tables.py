@@ -39,26 +39,36 @@ def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def memory_table(title: str, size: Memory, compiled: CompiledStep | None) -> Table:
-    """Return the estimated memory of one chip beside the compiler's."""
-    rows: dict[str, tuple[int, int | None]] = {
-        "weights": (size.weights, compiled.weights if compiled else None),
-        "optimizer": (size.optimizer, compiled.optimizer if compiled else None),
-        "other state": (size.other_state, compiled.other_state if compiled else None),
-        "batch": (size.batch, compiled.batch if compiled else None),
-        "gradients": (size.gradients, None),
-        "residuals": (size.residuals, None),
-        "working set of a layer or the loss": (size.working_set, None),
-        "temporaries": (size.temporaries, compiled.temporaries if compiled else None),
-        # Without an estimate: nearly all outputs take the memory of donated arguments.
-        "outputs and program": (
-            0,
-            compiled.peak - compiled.arguments - compiled.temporaries if compiled else None,
-        ),
-        "all": (size.total, compiled.peak if compiled else None),
+    """Return the estimated memory of one chip, beside the compiler's if there is one."""
+    estimated = {
+        "weights": size.weights,
+        "optimizer": size.optimizer,
+        "other state": size.other_state,
+        "batch": size.batch,
+        "gradients": size.gradients,
+        "residuals": size.residuals,
+        "working set of a layer or the loss": size.working_set,
+        "temporaries": size.temporaries,
+        # Nearly all outputs take the memory of donated arguments.
+        "outputs and program": 0,
+        "all": size.total,
     }
-    table = new_table(title, "what", "estimated", "compiled")
-    for name, (estimate, actual) in rows.items():
-        style = "bold" if name in ("all", "temporaries") else None
-        shown = "" if actual is None else format_bytes(actual)
-        table.add_row(name, format_bytes(estimate), shown, style=style)
+    actual: dict[str, int] = {}
+    table = new_table(title, "what", "estimated")
+    if compiled is not None:
+        table.add_column("compiled", justify="right")
+        actual = {
+            "weights": compiled.weights,
+            "optimizer": compiled.optimizer,
+            "other state": compiled.other_state,
+            "batch": compiled.batch,
+            "temporaries": compiled.temporaries,
+            "outputs and program": compiled.peak - compiled.arguments - compiled.temporaries,
+            "all": compiled.peak,
+        }
+    for name, estimate in estimated.items():
+        if estimate or name in actual:
+            style = "bold" if name in ("all", "temporaries") else None
+            shown = (format_bytes(actual[name]),) if name in actual else ()
+            table.add_row(name, format_bytes(estimate), *shown, style=style)
     return table

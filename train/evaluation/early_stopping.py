@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from train.errors import UserError
 from train.tasks.task import Metric
 
 
@@ -39,17 +39,6 @@ class BestEvaluation:
         return dataclasses.asdict(self) if self.step else {"waited": self.waited}
 
     @classmethod
-    def from_json(cls, data: Any) -> "BestEvaluation":
-        """Return the best evaluation that `to_json` has written (UserError: it is damaged)."""
-        try:
-            best = cls(**data)
-            counts = (best.step, best.waited)
-            valid = all(type(count) is int and 0 <= count < 2**31 for count in counts)
-            if not valid or type(best.value) not in (int, float):
-                raise TypeError("a value of another type")
-        except TypeError as error:
-            raise UserError(
-                f"checkpoint: its record of the best evaluation is damaged ({error}); "
-                "remove it, and an older one is taken"
-            ) from error
-        return best
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "BestEvaluation":
+        """Return the best evaluation that a checkpoint's metadata hold."""
+        return cls(**metadata.get("best", {}))

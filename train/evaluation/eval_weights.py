@@ -51,52 +51,47 @@ def load_eval_weights(
     check: Callable[[int, dict[str, Any]], None] | None = None,
     merged: bool = True,
 ) -> EvalWeights:
-    """Load the weights of a run to evaluate.
+    """Load the weights of a run to evaluate: those of `step`, or as the settings say.
 
     The run may still be training. If a checkpoint is deleted while it is read, the search starts
-    again.
-
-    Args:
-      checkpoints: Checkpoints of the run.
-      engine: Gives the shapes and shardings of the weights.
-      experiment: Selects the average or the best checkpoint, unless the arguments below do.
-      step: Step of a single checkpoint, or of the newest one to average.
-      average_checkpoints: Number of checkpoints to average: `step` or the newest, and those before
-        it at multiples of `checkpoint.every`.
-      check: Called with the step and the metadata of each checkpoint. It raises if the checkpoint
-        is of another run.
-      merged: Add the low-rank updates of a LoRA run to its matrices. False: return the trainable
-        tree alone.
+    again. An average is of `step` or the newest checkpoint, and of those before it at multiples of
+    `checkpoint.every`. `check` is called with the step and the metadata of each, and raises if the
+    checkpoint is of another run. Not `merged`, a LoRA run gives its trainable tree alone.
 
     Raises:
       UserError: A checkpoint is missing, too few can be averaged, or none is valid.
     """
+    if average_checkpoints is not None and average_checkpoints < 1:
+        raise UsageError(f"average_checkpoints {average_checkpoints}: give 1 or more")
+
+    def load() -> EvalWeights:
+        steps = choose_steps(checkpoints, experiment, step, average_checkpoints)
+        if check is not None:
+            for each in steps:
+                check(each, checkpoints.read_metadata(each))
+        # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
+        params = _restore_mean(checkpoints, engine, steps)
+        return EvalWeights(engine.merged_params(params) if merged else params, steps)
+
     for _ in range(_MAX_ATTEMPTS):
         before = checkpoints.steps()
         try:
-            return _load(checkpoints, engine, experiment, step, average_checkpoints, check, merged)
+            return load()
         except UserError:
             if set(before) <= set(checkpoints.steps()):  # nothing was deleted meanwhile
                 raise
-    return _load(checkpoints, engine, experiment, step, average_checkpoints, check, merged)
+    return load()
 
 
-def _load(
-    checkpoints: CheckpointManager,
-    engine: Engine,
-    experiment: Experiment,
-    step: int | None,
-    average: int | None,
-    check: Callable[[int, dict[str, Any]], None] | None,
-    merged: bool,
-) -> EvalWeights:
-    if average is not None and average < 1:
-        raise UsageError(f"average_checkpoints {average}: give 1 or more")
+def choose_steps(
+    checkpoints: CheckpointManager, experiment: Experiment, step: int | None, average: int | None
+) -> list[int]:
+    """Return the steps of the checkpoints to load, as the arguments or the settings say."""
     newest = newest_valid_step(checkpoints) if step is None else step
     count = average or (experiment.evaluation.average_checkpoints if step is None else 1)
     if count == 1 and step is None and experiment.uses_best_checkpoint:
         metadata = checkpoints.read_metadata(newest)
-        best = BestEvaluation.from_json(metadata.get("best", {})).step
+        best = BestEvaluation.from_metadata(metadata).step
         if problem := checkpoints.find_problem(best) if best in checkpoints.steps() else None:
             _warn_skipped(SkippedCheckpoint(best, problem))
         newest = best if checkpoints.valid_steps([best]) else newest
@@ -108,12 +103,7 @@ def _load(
             f"average_checkpoints {average}: only the checkpoints of steps "
             f"{', '.join(map(str, steps))} can be averaged; give at most {len(steps)}"
         )
-    if check is not None:
-        for each in steps:
-            check(each, checkpoints.read_metadata(each))
-    # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
-    params = _restore_mean(checkpoints, engine, steps)
-    return EvalWeights(engine.merged_params(params) if merged else params, steps)
+    return steps
 
 
 def newest_valid_step(checkpoints: CheckpointManager) -> int:

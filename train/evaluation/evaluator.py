@@ -1,37 +1,19 @@
-"""Evaluate a run while it trains, at its end, and later from its folder."""
+"""Evaluate a run while it trains, and at its end."""
 
-import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
-from train.assembly import make_engine, make_task
+from train.assembly import make_task
 from train.checkpoint.manager import CheckpointManager
-from train.data.tokenizer import Tokenizer
 from train.engines.engine import Engine
-from train.engines.lora import LoRAConfig
-from train.errors import UsageError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
-from train.run_folder.base_weights import load_base
-from train.run_folder.folder import RunFolder
-from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+from train.reporter import Reporter
 from train.state import TrainState
 from train.tasks.evaluation import EvaluatedModel, EvaluationOptions
-from train.tasks.task import SampleOptions
-from train.tasks.vocabulary import Labels
-from train.telemetry.reporter import Reporter
-from transformer.hardware import Hardware
-
-
-class WeightsOfRun(NamedTuple):
-    """A model with weights, and the vocabulary of its data: a `TrainedModel`."""
-
-    model: Any
-    params: Any
-    tokenizer: Tokenizer | None
-    labels: Labels
+from train.tasks.task import SampleOptions, TrainedModel
 
 
 class Evaluator:
@@ -109,7 +91,7 @@ class Evaluator:
         """Return `sample.prompt` with the model's continuation; for other tasks, its answer."""
         settings, corpus = self.experiment.sample, self.corpus
         [text] = self.task.sample(
-            WeightsOfRun(self.engine.model, params, corpus.tokenizer, corpus.labels),
+            TrainedModel(self.engine.model, params, corpus.tokenizer, corpus.labels),
             [settings.prompt],
             SampleOptions(
                 settings.max_new_tokens, settings.sampling_config(), seed=self.experiment.seed
@@ -178,35 +160,3 @@ def evaluate_split(
         engine.frozen,
     )
     return make_task(experiment).evaluate(model, corpus, split, options)
-
-
-def evaluate_weights(
-    experiment: Experiment,
-    folder: RunFolder,
-    hardware: Hardware,
-    params: Any,
-    tokenizer: Tokenizer | None,
-    labels: Labels,
-    split: str,
-) -> dict[str, float]:
-    """Return the metrics of a trained run's weights over the whole of a split.
-
-    Raises:
-      UserError: The data has no such split, or is missing.
-    """
-    task = make_task(experiment)
-    try:
-        corpus = task.prepare_corpus(tokenizer, labels)
-    except UsageError as error:
-        if not str(error).startswith("data.path: is empty"):
-            raise
-        raise UserError(
-            f"{folder.path}: was imported without data; import it again with --data PATH, or "
-            "in Python give some: train.load(W).evaluate(data=[...])"
-        ) from error
-    # The weights of a LoRA run are merged: its model is an ordinary one.
-    engine = make_engine(dataclasses.replace(experiment, lora=LoRAConfig()), hardware)
-    if experiment.lora.rank and task.needs_base_weights:
-        engine.frozen = load_base(folder, engine)
-    with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        return evaluate_split(experiment, engine, params, corpus, split, whole=True)

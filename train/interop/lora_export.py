@@ -86,7 +86,7 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
     # Not those of `run`, which have the mesh and the accumulation of this machine.
     experiment = dataclasses.replace(read_experiment(run.folder), lora=LoRAConfig())
     engine = make_engine(for_local_devices(experiment), run.model.hardware)
-    with CheckpointManager(run.folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(run.folder.checkpoints) as checkpoints:
         corpus = checkpoints.read_metadata(run.step).get("corpus")
     metadata = {
         PROVENANCE_KEY: collect_provenance(experiment, run.tokenizer, run.labels),

@@ -1,7 +1,7 @@
 """Placement of arrays: one table from logical axes to mesh axes, and the shardings that follow.
 
 Every weight and activation has logical axes ("embed", "mlp", "batch", ...). `LOGICAL_AXIS_RULES`
-maps each to the mesh axes that split it. From it follow the shardings of batches (`jit_engine.py`),
+maps each to the mesh axes that split it. From it follow the shardings of batches (`engine.py`),
 of the training state (parameters, EMA, optimizer) and of a model's activations: no other file names
 a mesh axis to split an array.
 

@@ -27,13 +27,8 @@ _START = "trainable"
 
 
 def load_start(folder: RunFolder, trainable: Any) -> Any:
-    """Return the trainable tree before the first step, for a rollback to there.
-
-    Args:
-      folder: Folder of the run.
-      trainable: Tree of the same structure, shapes and placement.
-    """
-    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
+    """Return the trainable tree before the first step, placed as the given one."""
+    with CheckpointManager(folder.base_weights) as checkpoints:
         return checkpoints.restore_subtree(_STEP, _START, jax.tree.map(_abstract, trainable))
 
 
@@ -43,8 +38,8 @@ def load_base(folder: RunFolder, engine: Engine) -> Any:
     Raises:
       UserError: They are missing or damaged.
     """
-    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
-        if checkpoints.latest_step() is None:
+    with CheckpointManager(folder.base_weights) as checkpoints:
+        if not checkpoints.steps():
             raise UserError(
                 f"{folder.base_weights}: holds no base weights of this LoRA run; restore what fit "
                 "saved"
@@ -72,7 +67,7 @@ def base_metadata(folder: RunFolder, engine: Engine) -> dict[str, str]:
 
 def base_digest(folder: RunFolder) -> str:
     """Return a digest of the base weights: that of their manifest, which has one of each file."""
-    path = CheckpointManager(folder.base_weights, read_only=True).directory
+    path = CheckpointManager(folder.base_weights).directory
     manifest = manifest_path(path / str(_STEP))
     if not manifest.exists():
         return ""
@@ -90,7 +85,7 @@ def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> Non
 
 def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
     """Write the base weights of a run that starts, and the adapter that it starts with."""
-    path = CheckpointManager(folder.base_weights, read_only=True).directory
+    path = CheckpointManager(folder.base_weights).directory
     # Of a process that was killed before its first checkpoint.
     if jax.process_index() == 0 and path.exists():
         path.rmtree()

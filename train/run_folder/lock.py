@@ -59,9 +59,7 @@ def lock_run_folder(
 ) -> Iterator["RemoteOwner | None"]:
     """Own a run's folder inside the block. All processes of the run enter it together.
 
-    Args:
-      folder: Folder of the run.
-      print_message: Called with one line if another owner has to be waited for.
+    `print_message` gets a line if another owner has to be waited for.
 
     Yields:
       On process 0 the owner of a folder without locks, who may be replaced; None in all other
@@ -126,13 +124,7 @@ class RemoteOwner:
         print_message: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """Prepare the record. Nothing is written yet.
-
-        Args:
-          folder: Folder of the run.
-          print_message: Called with one line if another owner has to be waited for.
-          sleep: Waits for a number of seconds.
-        """
+        """Prepare the record. Nothing is written yet."""
         self._folder, self._print_message, self._sleep = folder, print_message, sleep
         self._files, self._path = url_to_fs(os.fspath(folder.owner))
         self._own = _record()
@@ -243,7 +235,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     """Return a record. One that is damaged is that of an unknown owner."""
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     return record if isinstance(record, dict) and "process" in record else {"process": "unknown"}
 

@@ -46,11 +46,7 @@ def check_provenance(
 ) -> None:
     """Raise UserError if a checkpoint was trained with other settings or files.
 
-    Args:
-      metadata: Metadata of the checkpoint.
-      step: Step of the checkpoint.
-      folder: Folder of the run.
-      current: `collect_provenance` of the settings, tokenizer and labels in use.
+    `current` is `collect_provenance` of the settings, tokenizer and labels in use.
     """
     record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):

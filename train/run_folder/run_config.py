@@ -4,7 +4,6 @@ These files and one checkpoint make a run. Writing them needs no trainer and no 
 an importer of weights can create a run too.
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from train.experiment import Experiment
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.writing import set_aside_file, write_atomically
 from train.tasks.vocabulary import Labels
-from train.telemetry.event_log import EventLog
 from transformer.hardware import Hardware
 
 
@@ -35,13 +33,8 @@ def write_run_files(
 ) -> None:
     """Write `tokenizer.json`, its settings, `labels.json`, `config.txt` and `config.json`.
 
-    Args:
-      folder: Run folder, prepared by `RunFolder.create`.
-      experiment: Resolved settings, including the vocabulary size.
-      tokenizer: Tokenizer that the model's embedding rows belong to; None for data without text.
-      labels: Class or tag names by index. No file is written if there are none.
-      auto_choices: Value and reason of every `auto` setting. A resumed run keeps them.
-      hardware: Hardware on which `auto_choices` were made.
+    `auto_choices` are the values and reasons of all `auto` settings on the hardware. A resumed run
+    keeps them.
 
     Raises:
       UserError: A file cannot be written.
@@ -104,19 +97,6 @@ def read_labels(folder: RunFolder) -> Labels:
 def read_tokenizer(folder: RunFolder, experiment: Experiment) -> Tokenizer | None:
     """Return the tokenizer saved with a run; None for data without text."""
     return None if experiment.data.tokenizer is None else Tokenizer.load(folder.tokenizer)
-
-
-def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
-    """Return the metrics of a run that finished at this step. None if it did not."""
-    for line in reversed(EventLog(folder.event_log).read()):
-        # An earlier "finished" was of other weights, or of other settings of the evaluation.
-        if line.get("event") in ("started", "resumed", "rolled back"):
-            return None
-        if line.get("event") == "finished" and line.get("step") == step:
-            metrics = {name: line[name] for name in line if name not in ("time", "event", "step")}
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # A damaged line.
-                return {name: float(value) for name, value in metrics.items()}
-    return None
 
 
 def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:

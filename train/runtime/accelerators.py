@@ -52,12 +52,7 @@ def accelerator_warnings(platform: str) -> list[str]:
 
 
 def check_accelerator(platform: str, root: Path = Path("/")) -> Finding:
-    """Check that JAX does not leave a GPU or TPU unused.
-
-    Args:
-      platform: Platform that JAX runs on.
-      root: Where the system's files are.
-    """
+    """Check that JAX, on this platform, does not leave a GPU or TPU unused."""
     if platform != "cpu":
         return Finding("accelerator", "ok", f"in use ({platform})")
     gpu, tpu, service = find_gpu(root), find_tpu(root), notebook_service()
@@ -152,18 +147,6 @@ def check_plugin(name: str, version: str, requirement: Requirement | None, jax: 
         )
         return Finding(name, "warning", f"{detail}, but {service} ships them together", remedy)
     return Finding(name, "warning", detail, f'pip install --upgrade "jax[{PLUGINS[name]}]=={jax}"')
-
-
-def plugin_remedy(plugin: str) -> str:
-    """Return the command that installs a plugin matching the installed jax; empty if it matches."""
-    version, jax_version = installed_version(plugin), installed_version("jax")
-    if version is None or jax_version is None:
-        return ""
-    requirement = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
-    if requirement is None or requirement.specifier.contains(version):
-        return ""
-    extra = PLUGINS[plugin]
-    return f'in an environment of its own: pip install "jax[{extra}]=={jax_version}"'
 
 
 def installed_plugins() -> list[str]:

@@ -68,14 +68,8 @@ def mark_broken_kernels(
 ) -> Hardware:
     """Return the hardware with `broken_kernels` set to those that fail to compile.
 
-    Tries only the kernels that the model would use: on a CPU, none.
-
-    Args:
-      model: Settings of the model.
-      length: Tokens of a training sequence.
-      hardware: Hardware to train on.
-      segments: A sequence may hold several documents.
-      on_mesh: Several devices share an array.
+    Tries only the kernels that the model would use on sequences of `length` tokens, which may hold
+    several documents (`segments`): on a CPU, none. `on_mesh`: several devices share an array.
     """
     broken = []
     used = _used_backends(model, length, hardware, segments=segments, on_mesh=on_mesh)

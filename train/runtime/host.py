@@ -5,14 +5,7 @@ from pathlib import Path
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Return bytes of the machine's memory, or of a container's limit if that is less.
-
-    Args:
-      root: Where the system's files are.
-
-    Returns:
-      0 where the system does not say.
-    """
+    """Return bytes of the memory of the machine, or of a container if that is less; 0: unknown."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -5,6 +5,7 @@ import os
 import jax
 
 from train.errors import UserError, short_reason
+from train.files import user_cache_folder
 from train.runtime.xla_flags import guess_platform, set_overlap_flags
 from transformer.hardware import Hardware, Platform
 
@@ -38,10 +39,6 @@ def enable_compilation_cache() -> None:
     Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
     set to the empty string turns the cache off.
     """
-    import jax
-
-    from train.files import user_cache_folder
-
     # JAX's type stubs do not list the attributes of its configuration.
     configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or configured:

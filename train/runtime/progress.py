@@ -29,13 +29,7 @@ class ProgressBar(Display):
     ):
         """Prepare the bar; entering the context shows it.
 
-        Args:
-          total: Amount of work.
-          completed: Work done before, for example by the run that is resumed.
-          description: Name of what is in progress.
-          quiet: Show nothing, `print` included.
-          console: Output; None: standard error.
-          clock: Returns seconds from any origin.
+        `completed` was done before, by the run that is resumed. Quiet, not even `print` shows.
         """
         super().__init__(console, quiet=quiet, clock=clock)
         self._total, self._completed, self._description = total, completed, description

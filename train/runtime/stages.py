@@ -73,13 +73,7 @@ class Display:
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prepare the display.
-
-        Args:
-          console: Output; None: standard error, so that standard output stays free for results.
-          quiet: Show nothing, `print` included.
-          clock: Returns seconds from any origin.
-        """
+        """Prepare the display, on standard error by default: standard output is for results."""
         # rich asks for a whole file by type, and uses only `write`, `flush` and `isatty`.
         stream: Any = LenientStream()
         self.console = console or Console(file=stream, quiet=quiet)

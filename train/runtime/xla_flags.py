@@ -41,12 +41,7 @@ DETERMINISM_FLAGS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterminis
 
 
 def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | None = None) -> None:
-    """Add the flags of a platform to the environment. Call it before the backend starts.
-
-    Args:
-      platform: `tpu`, `gpu`, or any other name, which has no flags.
-      environment: Environment to change. `os.environ` if None.
-    """
+    """Add the flags of a platform to the environment. Call it before the backend starts."""
     environment = os.environ if environment is None else environment
     variable, flags = {"tpu": ("LIBTPU_INIT_ARGS", TPU_FLAGS), "gpu": ("XLA_FLAGS", GPU_FLAGS)}.get(
         platform, ("", {})

@@ -13,7 +13,6 @@ from train.errors import UserError, as_damaged, as_user_error
 from train.files import expand_path
 from train.scaling.laws import (
     Interval,
-    IsoFlopMinimum,
     Optimum,
     ParametricLaw,
     PowerLaw,
@@ -74,7 +73,7 @@ class Analysis:
     law: ParametricLaw
     intervals: dict[str, Interval]
     """95% bootstrap interval of each constant of the law."""
-    minima: list[IsoFlopMinimum]
+    minima: list[Optimum]
     optima: list[OptimumForBudget]
     """One for each requested budget."""
     held_out: HeldOutPrediction | None

@@ -15,6 +15,7 @@ N counts all parameters but the tables of tokens and positions and the output ma
 """
 
 import dataclasses
+import decimal
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -301,7 +302,7 @@ def tokens_per_step(experiment: Experiment) -> int:
     return experiment.batch_size * experiment.sequence_length
 
 
-_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def parse_counts(text: str, flag: str) -> list[float]:
@@ -314,14 +315,13 @@ def parse_counts(text: str, flag: str) -> list[float]:
 
 
 def _parse_count(entry: str, flag: str) -> float:
-    scale = _SUFFIXES.get(entry[-1:], 1.0)
-    digits = entry[:-1] if scale != 1 else entry
+    scale = _SUFFIXES.get(entry[-1:], 1)
     try:
-        # Through one rounding of the decimal text: 1.1 * 1e6 is not 1100000.
-        value = float(digits) if scale == 1 else float(f"{digits}e{round(math.log10(scale))}")
-    except ValueError:
+        # In decimals: as floats, 1.1 * 1e6 is not 1100000.
+        value = float(decimal.Decimal(entry[:-1] if scale > 1 else entry) * scale)
+    except decimal.InvalidOperation:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise UsageError(f"{flag} {entry}: is not a positive number; give one such as 500k or 2e6")
     return value
 

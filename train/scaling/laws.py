@@ -186,16 +186,7 @@ def interval(values: list[float], confidence: float = 0.95) -> Interval:
     return Interval(float(low), float(high))
 
 
-class IsoFlopMinimum(NamedTuple):
-    """Lowest point of a parabola through the runs of one budget."""
-
-    flops: float
-    parameters: float
-    tokens: float
-    loss: float
-
-
-def isoflop_minima(runs: Runs, tolerance: float = 0.1) -> list[IsoFlopMinimum]:
+def isoflop_minima(runs: Runs, tolerance: float = 0.1) -> list[Optimum]:
     """Return the minimum of L over log N for each budget (Hoffmann et al. 2022, section 3.2).
 
     Runs whose budgets differ by less than `tolerance` (relative) form a group. Groups with fewer
@@ -221,7 +212,7 @@ def isoflop_minima(runs: Runs, tolerance: float = 0.1) -> list[IsoFlopMinimum]:
         flops, n = float(np.exp(np.log(runs.flops[group]).mean())), math.exp(best)
         loss = float(constant - slope**2 / (4 * curvature))
         tokens = flops / (FLOPS_PER_PARAMETER_AND_TOKEN * n)
-        minima.append(IsoFlopMinimum(flops, n, tokens, loss))
+        minima.append(Optimum(flops, n, tokens, loss))
     return minima
 
 

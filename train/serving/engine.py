@@ -175,8 +175,9 @@ class Engine:
                 self._changed.wait_for(lambda: self._closed or self._waiting or self._running)
                 if self._closed:
                     return
-                joining = self._take_waiting()
             start = time.monotonic()
+            self._remove_cancelled()
+            joining = self._take_waiting()
             self._running += joining
             try:
                 with explain_oom(
@@ -198,26 +199,27 @@ class Engine:
             elif seconds > SECONDS_PER_CALL:
                 num_steps = max(num_steps // 2, 1)
 
+    def _remove_cancelled(self) -> None:
+        for generation in [each for each in self._running if each.cancelled]:
+            self._running.remove(generation)
+            self._batch.remove(generation)
+
     def _take_waiting(self) -> list[Generation]:
         """Return the answers that join the batch now."""
         taken: list[Generation] = []
         num_tokens = 0
-        num_cancelled = sum(each.cancelled for each in self._running)
-        while self._waiting and len(taken) < self._batch.num_free + num_cancelled:
-            num_tokens += len(self._waiting[0].prompt)
-            if taken and num_tokens > MAX_JOINING_TOKENS:
-                break
-            generation = self._waiting.popleft()
-            if not generation.cancelled:
-                taken.append(generation)
+        with self._changed:
+            while self._waiting and len(taken) < self._batch.num_free:
+                num_tokens += len(self._waiting[0].prompt)
+                if taken and num_tokens > MAX_JOINING_TOKENS:
+                    break
+                generation = self._waiting.popleft()
+                if not generation.cancelled:
+                    taken.append(generation)
         return taken
 
     def _decode(self, joining: Sequence[Generation], num_steps: int) -> None:
         """Read new prompts, and add up to `num_steps` tokens to each answer."""
-        for generation in [each for each in self._running if each.cancelled]:
-            self._running.remove(generation)
-            if generation in self._batch.rows:
-                self._batch.remove(generation)
         if joining:
             self._batch.add(joining)
             self._pass_on()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -37,9 +36,7 @@ from train.tasks.metrics import are_span_tags, score_spans
 from train.tasks.task import (
     Metric,
     ModelInputs,
-    SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     check_causal_pooling,
     check_no_encoder,
@@ -173,6 +170,13 @@ def predict_labels(
     return jnp.argmax(logits, axis=-1)
 
 
+def predict_row(trained: TrainedModel, tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return `predict_labels` of one text [t], padded to T, so that one program is compiled."""
+    rows, real = RaggedArray.from_sequences([tokens]).pad(np.array([0]), length)
+    best = predict_labels(trained.params, rows, real.astype(np.int32), model=trained.model)
+    return np.asarray(best)[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class ClassificationTask(LabelPredictionTask):
     """Classification of texts. The best checkpoint is the one with the highest accuracy.
@@ -217,29 +221,12 @@ class ClassificationTask(LabelPredictionTask):
         check_no_target(target)
         return token_inputs(trained, encode_texts(tokenizer_of(trained), [text])[0])
 
-    def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
-    ) -> list[str]:
-        """Return the most likely label of each prompt."""
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
+        """Return the most likely label of the prompt."""
         length, tokenizer = self.data.max_length, tokenizer_of(trained)
-        texts = RaggedArray.from_sequences(
-            [cut_text(tokenizer, text, length) for text in encode_texts(tokenizer, prompts)]
-        )
-        answers = []
-        for index in range(len(prompts)):
-            # One shape for all prompts, so that one program is compiled.
-            tokens, real = texts.pad(np.array([index]), length)
-            best = predict_labels(
-                trained.params, tokens, real.astype(np.int32), model=trained.model
-            )
-            answers.append(trained.labels[int(best[0])])
-        if on_text is not None:
-            on_text("".join(answers))
-        return answers
+        [text] = encode_texts(tokenizer, [prompt])
+        best = predict_row(trained, cut_text(tokenizer, text, length), length)
+        return trained.labels[int(best)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,22 +280,9 @@ class TaggingTask(LabelPredictionTask):
         row = [around[0], *(tokens_of[word] for word in words), around[1]]
         return token_inputs(trained, np.concatenate(row))
 
-    def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
-    ) -> list[str]:
-        """Return each prompt's words, split at white space, with their tags: `cat/NOUN`."""
-        answers = [self.tag_words(trained, prompt.split()) for prompt in prompts]
-        if on_text is not None:
-            on_text("".join(answers))
-        return answers
-
-    def tag_words(self, trained: TrainedModel, words: Sequence[str]) -> str:
-        """Return words with their tags, as one text."""
-        max_length, tokenizer = self.data.max_length, tokenizer_of(trained)
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
+        """Return the prompt's words, split at white space, with their tags: `cat/NOUN`."""
+        words, max_length, tokenizer = prompt.split(), self.data.max_length, tokenizer_of(trained)
         tokens_of, (before, after) = encode_words(tokenizer, words), tokenizer.added_token_ids
         room = max_length - len(before) - len(after)
         word_tokens = [tokens_of[word] for word in words]
@@ -316,12 +290,9 @@ class TaggingTask(LabelPredictionTask):
         tags: list[str] = []
         for begin, end in split_into_rows(sizes, room) if words else ():
             row = np.concatenate([before, np.concatenate(word_tokens[begin:end])[:room], after])
-            tokens, real = RaggedArray.from_sequences([row]).pad(np.array([0]), max_length)
-            best = predict_labels(
-                trained.params, tokens, real.astype(np.int32), model=trained.model
-            )[0]
+            best = predict_row(trained, row, max_length)
             first_tokens = len(before) + np.cumsum([0, *sizes[begin : end - 1]])
-            tags += [trained.labels[index] for index in np.asarray(best)[first_tokens]]
+            tags += [trained.labels[index] for index in best[first_tokens]]
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 

@@ -49,7 +49,10 @@ class EvaluationOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvaluatedModel:
-    """A model with weights on its devices, to evaluate."""
+    """A model with weights on its devices, and the functions of its engine that evaluate them.
+
+    An engine computes the losses; answers need none, and ask a `TrainedModel` alone.
+    """
 
     model: Model
     params: Any
@@ -73,10 +76,7 @@ def mean_losses(
 ) -> dict[str, float]:
     """Return the means of the losses over a split, by name.
 
-    Args:
-      model: The model to evaluate.
-      batches: Batches of the split.
-      compute_losses: Losses of a batch, in place of those of the model's loss function.
+    `compute_losses` takes the place of the model's own loss function.
     """
     compute_losses = compute_losses or model.compute_losses
     host, num_hosts = jax.process_index(), jax.process_count()

@@ -23,12 +23,11 @@ from train.tasks.task import (
     GENERATION_OPTIONS,
     SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     check_no_encoder,
     tokenizer_of,
 )
-from train.tasks.text_completion import complete_tokens
+from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 from transformer.losses import next_token_loss
@@ -89,44 +88,24 @@ class InstructionTask(ExampleTask):
         return {"loss": loss, "perplexity": perplexity(loss)}
 
     def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
+        self, trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
     ) -> list[str]:
         """Return the answer to each prompt, written by the chat template as a question."""
-        return answer_prompts(trained, prompts, options, on_text)
+        return answer_prompts(trained, prompts, options)
 
 
 def answer_conversations(
-    trained: TrainedModel,
-    conversations: Sequence[Sequence[Message]],
-    options: SampleOptions,
-    on_text: TextCallback | None = None,
+    trained: TrainedModel, conversations: Sequence[Sequence[Message]], options: SampleOptions
 ) -> list[str]:
     """Return the assistant's next turn of each conversation.
-
-    Args:
-      trained: A `LanguageModel` and its tokenizer.
-      conversations: Messages; the last is not the assistant's.
-      options: Length and sampling.
-      on_text: Receives the answer to a single conversation in pieces, as it is generated.
 
     Raises:
       UserError: The template refuses a conversation, or it fills the model's positions.
     """
     tokenizer = tokenizer_of(trained)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    completions = complete_tokens(
-        trained,
-        [encode_conversation(tokenizer, template, messages) for messages in conversations],
-        max_new_tokens=options.max_new_tokens,
-        sampling=options.sampling,
-        seed=options.seed,
-        on_text=on_text,
-    )
-    return [each.text for each in completions]
+    rows = [encode_conversation(tokenizer, template, messages) for messages in conversations]
+    return complete_texts(trained, rows, options)
 
 
 def encode_conversation(
@@ -158,11 +137,8 @@ def render_question(
 
 
 def answer_prompts(
-    trained: TrainedModel,
-    prompts: Sequence[str],
-    options: SampleOptions,
-    on_text: TextCallback | None = None,
+    trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
 ) -> list[str]:
     """Return the assistant's answer to each prompt, a conversation of one question."""
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return answer_conversations(trained, conversations, options, on_text)
+    return answer_conversations(trained, conversations, options)

@@ -16,11 +16,10 @@ from train.tasks.task import (
     GENERATION_OPTIONS,
     SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     check_no_encoder,
 )
-from train.tasks.text_completion import complete_texts
+from train.tasks.text_completion import complete_texts, encode_prompt
 from train.tasks.text_task import TextTask
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
@@ -84,18 +83,7 @@ class LanguageModelTask(TextTask):
         return metrics
 
     def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
+        self, trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
     ) -> list[str]:
         """Return the continuation of each prompt."""
-        return complete_texts(
-            trained,
-            prompts,
-            max_new_tokens=options.max_new_tokens,
-            sampling=options.sampling,
-            seed=options.seed,
-            on_text=on_text,
-        )
+        return complete_texts(trained, [encode_prompt(trained, each) for each in prompts], options)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -13,16 +12,14 @@ import numpy as np
 from train.data.corpus import TextCorpus
 from train.data.data_config import TextDataConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
-from train.data.mixed_corpora import prepare_any_text, prepare_any_tokenizer
+from train.data.mixed_corpora import prepare_any_text, prepare_tokenizer
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.step import Batch, LossFn
 from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses
 from train.tasks.task import (
     ModelInputs,
-    SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     TrainingOptions,
     check_no_encoder,
@@ -100,7 +97,7 @@ class MaskedLanguageModelTask(TextTask):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Any:
-        tokenizer = tokenizer or prepare_any_tokenizer(self.data)
+        tokenizer = tokenizer or prepare_tokenizer(self.data)
         return prepare_any_text(self.data, tokenizer=tokenizer.with_mask_token())
 
     def make_model(
@@ -154,7 +151,7 @@ class MaskedLanguageModelTask(TextTask):
         self, corpus: AnyTextCorpus, options: TrainingOptions
     ) -> MaskedTrainingBatches:
         masking = self.make_masking(corpus.tokenizer, options.seed)
-        return MaskedTrainingBatches(self.training_windows(corpus, options), masking)
+        return MaskedTrainingBatches(super().training_batches(corpus, options), masking)
 
     def evaluation_batches(
         self, corpus: TextCorpus, split: str, options: EvaluationOptions
@@ -175,19 +172,6 @@ class MaskedLanguageModelTask(TextTask):
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
         self.encode_prompt(prompt, tokenizer)
 
-    def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
-    ) -> list[str]:
-        """Return each prompt with the most likely token in place of every [MASK]."""
-        answers = [self.fill_masks(trained, prompt) for prompt in prompts]
-        if on_text is not None:
-            on_text("".join(answers))
-        return answers
-
     def model_inputs(
         self, trained: TrainedModel, text: str, target: str | None = None
     ) -> ModelInputs:
@@ -206,8 +190,8 @@ class MaskedLanguageModelTask(TextTask):
             )
         return tokens
 
-    def fill_masks(self, trained: TrainedModel, prompt: str) -> str:
-        """Return the prompt with its masks replaced by the most likely tokens."""
+    def predict(self, trained: TrainedModel, prompt: str) -> str:
+        """Return the prompt with the most likely token in place of every [MASK]."""
         assert isinstance(trained.model, MaskedLanguageModel)
         tokenizer = tokenizer_of(trained)
         tokens = self.encode_prompt(prompt, tokenizer)

@@ -1,37 +1,15 @@
-"""Metrics of answers: accuracy, BLEU, and F1 of labeled spans."""
+"""Metrics of answers: BLEU, and F1 of labeled spans."""
 
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 OUTSIDE_TAG = "O"
 
 _SPAN_TAG = re.compile(r"[BIESLU]-.+")
 _STARTS_SPAN = frozenset("BSU")
 _ENDS_SPAN = frozenset("ESLU")
-
-
-def accuracy(
-    predicted: np.ndarray,  # [...]
-    targets: np.ndarray,  # [...]
-    weights: np.ndarray,  # [...], 0: not counted
-) -> float:
-    """Return the weighted fraction of correct predictions, in [0, 1].
-
-    Raises:
-      ValueError: The shapes differ, or all weights are 0.
-    """
-    if not predicted.shape == targets.shape == weights.shape:
-        raise ValueError(
-            f"accuracy: shapes {predicted.shape}, {targets.shape} and {weights.shape} differ"
-        )
-    total = weights.sum(dtype=np.float64)
-    if total == 0:
-        raise ValueError("accuracy: no answer has any weight")
-    return float(weights[predicted == targets].sum(dtype=np.float64) / total)
 
 
 class BleuScore(NamedTuple):
@@ -44,12 +22,7 @@ class BleuScore(NamedTuple):
 
 
 def sacre_bleu(translations: Sequence[str], references: Sequence[str]) -> BleuScore:
-    """Compute lower-case BLEU with sacreBLEU's own 13a tokenization (Post 2018).
-
-    Args:
-      translations: Untokenized translations, one for each reference.
-      references: Untokenized references, one for each sentence.
-    """
+    """Compute lower-case BLEU of untokenized texts with sacreBLEU's 13a tokens (Post 2018)."""
     return _bleu(translations, references, tokenize="13a", smooth="exp")
 
 
@@ -59,12 +32,7 @@ def tokenized_bleu(
     """Compute lower-case BLEU over Moses tokens, comparable with multi-bleu.perl.
 
     Both sides are lower-cased, and their punctuation is normalized and tokenized as Moses' scripts
-    do. The tokenized files that many papers score against were made in this way.
-
-    Args:
-      translations: Untokenized translations, one for each reference.
-      references: Untokenized references, one for each sentence.
-      language: Language code such as "de", which selects the rules for abbreviations and quotes.
+    do for the language. The tokenized files that many papers score against were made in this way.
     """
     return _bleu(
         list(moses_tokenize(translations, language)),

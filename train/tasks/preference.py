@@ -32,7 +32,6 @@ from train.tasks.task import (
     GENERATION_OPTIONS,
     SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     check_no_encoder,
     token_batch_shapes,
@@ -152,14 +151,10 @@ class PreferenceTask(ExampleTask):
         return mean_losses(model, self.evaluation_batches(corpus, split, options), compute_losses)
 
     def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
+        self, trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
     ) -> list[str]:
         """Return the answer to each prompt, written by the chat template as a question."""
-        return answer_prompts(trained, prompts, options, on_text)
+        return answer_prompts(trained, prompts, options)
 
 
 def pair_log_likelihoods(

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from train.data.arrays import ArrayDataConfig
+from train.data.batches import TrainingBatches
 from train.data.data_config import DataConfig
-from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.settings import Settings
@@ -28,6 +28,7 @@ from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import Pooling
 from transformer.models.model import Model
+from transformer.validation import check_seed
 
 TextCallback = Callable[[str], None]
 """Function that receives text piece by piece, as it is generated."""
@@ -99,17 +100,6 @@ class Corpus(Protocol):
         ...
 
 
-class TrainingBatches(Protocol):
-    """Endless sequence of training batches, each a pure function of the seed and the cursor."""
-
-    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
-        """Return the rows of batch `cursor` that belong to one host.
-
-        The arrays include `examples` [B] uint32 and the `weights` of the targets.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
     """Settings of a run that its training batches depend on."""
@@ -120,28 +110,18 @@ class TrainingOptions:
     steps: int
 
 
-class TrainedModel(Protocol):
-    """A model with its weights and the vocabulary of its data: what answers prompts, as a `Run`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """What answers prompts: a model with its weights, and the vocabulary of its data. See `Run`."""
 
-    @property
-    def model(self) -> Any:
-        """Module to apply."""
-        ...
-
-    @property
-    def params(self) -> Any:
-        """Weights of the model."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Tokenizer of the data; None for data without text."""
-        ...
-
-    @property
-    def labels(self) -> Labels:
-        """Names of the labels by index."""
-        ...
+    model: Any
+    """Module to apply: `model.apply({"params": params}, tokens)`."""
+    params: Any
+    """Weights of the model."""
+    tokenizer: Tokenizer | None
+    """Tokenizer of the data; None for data without text."""
+    labels: Labels = ()
+    """Names of the classes or tags, by number; empty for a task without labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +145,16 @@ class SampleOptions:
     num_beams: int = 0
     """Hypotheses of beam search; 0: as the task's settings say."""
     seed: int = 0
+    on_text: TextCallback | None = None
+    """Receives the answer to a single prompt in pieces, as it is generated. Joined, they are the
+    answer."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.num_beams < 0:
+            raise UsageError(
+                f"beams {self.num_beams}: give 1 or more, or 0 for the run's own setting"
+            )
 
 
 GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
@@ -319,13 +309,9 @@ class Task(abc.ABC):
     def evaluate(
         self, model: EvaluatedModel, corpus: Any, split: str, options: EvaluationOptions
     ) -> dict[str, float]:
-        """Return the metrics of a split by name: by default the mean of every loss.
+        """Return the metrics of a split ("train", "validation" or "test") by name.
 
-        Args:
-          model: The weights, and the function that computes the losses of a batch.
-          corpus: The result of `prepare_corpus`.
-          split: "train", "validation" or "test".
-          options: Size and number of the batches.
+        By default the mean of every loss.
 
         Raises:
           UserError: The data have no such split.
@@ -362,7 +348,7 @@ class Task(abc.ABC):
         """Return the model's answer to one prompt.
 
         Raises:
-          ValueError: The prompt cannot be read; the message says why.
+          UserError: The model cannot answer the prompt. A ValueError becomes one.
         """
         raise UserError(
             f"task {type(self.config).__name__}: answers no prompts; define "
@@ -370,19 +356,9 @@ class Task(abc.ABC):
         )
 
     def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
+        self, trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
     ) -> list[str]:
         """Return the model's answer to each prompt, by default from `predict`.
-
-        Args:
-          trained: The model, its weights and its tokenizer.
-          prompts: One or more prompts.
-          options: See `supported_options`.
-          on_text: Receives the answer to a single prompt in pieces, as it is generated.
 
         Raises:
           UserError: The model cannot answer a prompt.
@@ -391,8 +367,8 @@ class Task(abc.ABC):
             answers = [self.predict(trained, prompt) for prompt in prompts]
         except ValueError as error:
             raise UserError(f"prompt: {error}; give one that the task can read") from error
-        if on_text is not None:
-            on_text("".join(answers))
+        if options.on_text is not None:
+            options.on_text("".join(answers))
         return answers
 
 

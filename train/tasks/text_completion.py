@@ -9,9 +9,9 @@ import numpy as np
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import StreamDecoder, Tokenizer
 from train.errors import UserError
-from train.tasks.task import TextCallback, TrainedModel, tokenizer_of
+from train.tasks.task import SampleOptions, TextCallback, TrainedModel, tokenizer_of
 from transformer.generation.generate import check_prompts, generate
-from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
+from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
 
@@ -32,38 +32,17 @@ class Completion(NamedTuple):
 
 def complete_texts(
     trained: TrainedModel,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int,
-    sampling: SamplingConfig = ANCESTRAL_SAMPLING,
-    seed: int = 0,
-    on_text: TextCallback | None = None,
+    rows: list[np.ndarray],  # each [t] int32
+    options: SampleOptions,
 ) -> list[str]:
-    """Generate a continuation of each prompt, to the end of the text or `max_new_tokens`.
-
-    When a text has filled the model's positions, generation continues from the newer half of its
-    tokens.
-
-    Args:
-      trained: A `LanguageModel` and its tokenizer.
-      prompts: Texts to continue; they may be empty.
-      max_new_tokens: Maximum number of tokens to generate for each prompt.
-      sampling: How tokens are drawn.
-      seed: Seed of the draws.
-      on_text: Receives the continuation of a single prompt in pieces, as it is generated. They
-        join to the returned text.
-
-    Raises:
-      UserError: A prompt has characters that the tokenizer lacks, or fills the model's positions;
-        or max_new_tokens is less than 1.
-    """
+    """Return the text that continues each prompt, as `complete_tokens` generates it."""
     completions = complete_tokens(
         trained,
-        [encode_prompt(trained, each) for each in prompts],
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        seed=seed,
-        on_text=on_text,
+        rows,
+        max_new_tokens=options.max_new_tokens,
+        sampling=options.sampling,
+        seed=options.seed,
+        on_text=options.on_text,
     )
     return [each.text for each in completions]
 
@@ -84,18 +63,22 @@ def complete_tokens(
     seed: int,
     on_text: TextCallback | None,
 ) -> list[Completion]:
-    """Generate after tokens, to a token that ends the text (`end_tokens`) or `max_new_tokens`.
+    """Generate a continuation of each prompt, to a token that ends the text or `max_new_tokens`.
+
+    When a text has filled the model's positions, generation continues from the newer half of its
+    tokens.
 
     Args:
-      trained: As in `complete_texts`.
+      trained: A `LanguageModel` and its tokenizer.
       rows: Tokens of each prompt, at least one.
-      max_new_tokens: As in `complete_texts`.
-      sampling: As in `complete_texts`.
-      seed: As in `complete_texts`.
-      on_text: As in `complete_texts`; a StopCompletionError that it raises ends the text.
+      max_new_tokens: Maximum number of tokens to generate for each prompt.
+      sampling: How tokens are drawn.
+      seed: Seed of the draws.
+      on_text: Receives the continuation of a single prompt in pieces, as it is generated. They join
+        to the returned text. A StopCompletionError that it raises ends the text.
 
     Raises:
-      UserError: As in `complete_texts`.
+      UserError: A prompt fills the model's positions, or max_new_tokens is less than 1.
     """
     if on_text is not None and len(rows) != 1:
         raise ValueError(

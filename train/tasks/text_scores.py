@@ -35,12 +35,6 @@ def score_texts(
     A translation model scores the text as the translation of its context, with the token that ends
     it.
 
-    Args:
-      task: The task that the model was trained on.
-      trained: A language model or a translation model, and its tokenizer.
-      texts: The texts.
-      contexts: One for each text.
-
     Raises:
       UserError: The run's model does not predict the next token, a text or a context is missing,
         too short or too long, or has characters that the tokenizer lacks.

@@ -5,23 +5,15 @@ import dataclasses
 
 import jax
 
-from train.data.batches import (
-    TextEvaluationBatches,
-    TextTrainingBatches,
-    make_text_evaluation_batches,
-)
+from train.data.batches import TextEvaluationBatches, TextTrainingBatches, TrainingBatches
 from train.data.corpus import TextCorpus
 from train.data.data_config import TextDataConfig
 from train.data.mixed_corpora import MixedCorpus, combine_metrics
-from train.data.source_mixing import MixedBatches
 from train.tasks.evaluation import EvaluatedModel, EvaluationBatches, EvaluationOptions
-from train.tasks.task import Task, TrainingBatches, TrainingOptions, token_batch_shapes
+from train.tasks.task import Task, TrainingOptions, token_batch_shapes
 
 AnyTextCorpus = TextCorpus | MixedCorpus
 """One source of running text, or several."""
-
-TextBatches = TextTrainingBatches | MixedBatches
-"""Windows of one source of running text, or of several."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +34,6 @@ class TextTask(Task):
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
     def training_batches(self, corpus: AnyTextCorpus, options: TrainingOptions) -> TrainingBatches:
-        return self.training_windows(corpus, options)
-
-    def training_windows(self, corpus: AnyTextCorpus, options: TrainingOptions) -> TextBatches:
         """Return batches of windows of the training split, shuffled by the seed."""
         if isinstance(corpus, MixedCorpus):
             return corpus.training_batches(
@@ -71,7 +60,7 @@ class TextTask(Task):
         self, corpus: TextCorpus, split: str, options: EvaluationOptions
     ) -> TextEvaluationBatches:
         """Return batches of windows of a split, in order."""
-        return make_text_evaluation_batches(
+        return TextEvaluationBatches(
             corpus.split(split),
             batch_size=options.batch_size,
             sequence_length=self.data.sequence_length,

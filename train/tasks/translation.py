@@ -30,7 +30,6 @@ from train.tasks.task import (
     ModelInputs,
     SampleOptions,
     TaskConfig,
-    TextCallback,
     TrainedModel,
     tokenizer_of,
 )
@@ -227,21 +226,18 @@ class TranslationTask(ExampleTask):
         return ModelInputs(arguments, tuple(source.tolist()))
 
     def sample(
-        self,
-        trained: TrainedModel,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
+        self, trained: TrainedModel, prompts: Sequence[str], options: SampleOptions
     ) -> list[str]:
         """Return the translation of each prompt."""
+        tokenizer = tokenizer_of(trained)
         for prompt in prompts:
-            self.check_prompt(prompt, tokenizer_of(trained))
-        sources = encode_sentences(tokenizer_of(trained), prompts)
+            self.check_prompt(prompt, tokenizer)
+        sources = encode_sentences(tokenizer, prompts)
         translations = self.translate_sources(
-            trained.model, trained.params, tokenizer_of(trained), sources, options.num_beams
+            trained.model, trained.params, tokenizer, sources, options.num_beams
         )
-        if on_text is not None:
-            on_text("".join(translations))
+        if options.on_text is not None:
+            options.on_text("".join(translations))
         return translations
 
     def translate_sources(

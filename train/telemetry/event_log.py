@@ -98,10 +98,10 @@ def read_raw_lines(path: AnyPath) -> list[str]:
 
 
 def parse_line(line: str) -> JsonRecord | None:
-    """Return the object on a line; None for a torn line."""
+    """Return the object on a line; None for a torn or damaged line."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -221,7 +221,7 @@ def goodput_table(goodput: Goodput) -> Table:
 
 
 def format_duration(seconds: float) -> str:
-    """Return e.g. `4.5 s`, `45 s`, `2 min 26 s` or `3 h 5 min`."""
+    """Return e.g. `4.5 s`, `45 s`, `2 min 26 s`, `3 h 5 min` or `10 days 4 h`."""
     rounded = round(seconds)
     if rounded < 10:
         return f"{seconds:.1f} s"
@@ -229,7 +229,9 @@ def format_duration(seconds: float) -> str:
         return f"{rounded} s"
     if rounded < 3600:
         return f"{rounded // 60} min {rounded % 60} s"
-    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+    if rounded < 48 * 3600:
+        return f"{rounded // 3600} h {rounded % 3600 // 60} min"
+    return f"{rounded // 86_400:,} days {rounded % 86_400 // 3600} h"
 
 
 def process_start_time() -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_damaged
 from train.files import AnyPath
 from train.runtime.signals import PreemptedError
 from train.runtime.writing import is_local, write_atomically
@@ -55,19 +55,6 @@ _MLFLOW_PARAMS = 100  # limit of one request
 _MLFLOW_VALUE_CHARACTERS = 500
 
 
-@dataclasses.dataclass(frozen=True)
-class TrackedRun:
-    """Description of a run that a tracker receives."""
-
-    name: str
-    project: str
-    folder: AnyPath
-    settings: Mapping[str, Any]
-    """All settings by dotted path."""
-    run_id: str
-    """Id that the tracker gave the run before; empty for a new run."""
-
-
 class WandbTracker:
     """Weights & Biases. `WANDB_MODE=offline` keeps the files in the run's folder."""
 
@@ -75,16 +62,18 @@ class WandbTracker:
         self._wandb: Any = wandb
         self._run: Any = None
 
-    def start(self, run: TrackedRun) -> str:
-        """Start a run, or continue the one of `run.run_id`; return its id."""
-        run_id = run.run_id or secrets.token_hex(4)
+    def start(
+        self, run_id: str, name: str, project: str, folder: AnyPath, settings: Mapping[str, Any]
+    ) -> str:
+        """Start a run, or continue the one that had the id; return its id."""
+        run_id = run_id or secrets.token_hex(4)
         self._run = self._wandb.init(
-            project=run.project,
-            name=run.name,
+            project=project,
+            name=name,
             id=run_id,
             resume="allow",
-            config=dict(run.settings),
-            dir=str(run.folder) if is_local(run.folder) else None,
+            config=dict(settings),
+            dir=str(folder) if is_local(folder) else None,
             settings=self._wandb.Settings(silent=True),
         )
         # A rollback repeats steps, which the tracker's own counter refuses.
@@ -123,22 +112,22 @@ class MlflowTracker:
         self._client: Any = None
         self._run_id = ""
 
-    def start(self, run: TrackedRun) -> str:
-        """Start a run, or continue the one of `run.run_id`; return its id."""
+    def start(
+        self, run_id: str, name: str, project: str, folder: AnyPath, settings: Mapping[str, Any]
+    ) -> str:
+        """Start a run, or continue the one that had the id; return its id."""
         # The client, not the module's functions: those have one run for the whole process.
         self._client = self._mlflow.MlflowClient()
-        self._run_id = run.run_id
-        if run.run_id:
-            self._client.update_run(run.run_id, status="RUNNING")
-            return run.run_id
-        known = self._client.get_experiment_by_name(run.project)
-        experiment_id = (
-            known.experiment_id if known else self._client.create_experiment(run.project)
-        )
-        self._run_id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
+        self._run_id = run_id
+        if run_id:
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        known = self._client.get_experiment_by_name(project)
+        experiment_id = known.experiment_id if known else self._client.create_experiment(project)
+        self._run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
         fields = [
-            self._mlflow.entities.Param(name, str(value)[:_MLFLOW_VALUE_CHARACTERS])
-            for name, value in run.settings.items()
+            self._mlflow.entities.Param(setting, str(value)[:_MLFLOW_VALUE_CHARACTERS])
+            for setting, value in settings.items()
         ]
         for start in range(0, len(fields), _MLFLOW_PARAMS):
             self._client.log_batch(self._run_id, params=fields[start : start + _MLFLOW_PARAMS])
@@ -200,11 +189,13 @@ class Trackers:
         if not self._trackers:
             return
         file = folder / "trackers.json"
-        ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        ids: dict[str, str] = {}
+        if file.exists():
+            with as_damaged(str(file), "JSON", "delete it, and each tracker begins a new run"):
+                ids = json.loads(file.read_text())
 
         def start(kind: TrackerName, tracker: Tracker) -> None:
-            run = TrackedRun(name, config.project, folder, settings, ids.get(kind, ""))
-            ids[kind] = tracker.start(run)
+            ids[kind] = tracker.start(ids.get(kind, ""), name, config.project, folder, settings)
             write_atomically(file, json.dumps(ids, indent=1) + "\n")
 
         self._calls.put(start)

@@ -41,10 +41,10 @@ class AttentionView:
     """[T] visible tokens of the model's own layers or its decoder."""
     sources: list[str]
     """[S] visible tokens of the source; empty without an encoder beside a decoder."""
-    next_tokens: list[str]
-    """[T] token that each token of a causal model comes before; empty for other models."""
-    layer: int | None = None
-    """Number of the layer of the last stage that is open at first. None: the first with weights."""
+    causal: bool
+    """True if the model predicts each next token."""
+    open_place: int = 0
+    """Layer of the last stage that is open at first: its place among those with weights."""
     head: int = 0
     """Head that is open at first."""
 
@@ -57,16 +57,6 @@ class AttentionView:
         """Return the maps of a stage, by layer."""
         return [each for each in self.maps if each.stage == stage]
 
-    def layers_of(self, stage: str) -> list[int]:
-        """Return the numbers of the layers of a stage that have weights."""
-        return [each.layer for each in self.maps_of(stage)]
-
-    @property
-    def open_place(self) -> int:
-        """Place of the open layer among those of the last stage that have weights."""
-        layers = self.layers_of(self.stages[-1])
-        return 0 if self.layer is None else layers.index(self.layer)
-
     def labels_of(self, stage: str) -> tuple[list[str], list[str]]:
         """Return the tokens of the rows and of the columns of a stage."""
         rows = self.sources if stage == "encoder" and self.sources else self.tokens
@@ -78,8 +68,7 @@ class AttentionView:
         data: dict[str, Any] = {
             "tokens": self.tokens,
             "sources": self.sources or None,
-            "causal": bool(self.next_tokens),
-            "next": self.next_tokens,
+            "causal": self.causal,
             "stages": stages,
             "open": [self.open_place, self.head],
             "open_stage": len(stages) - 1,  # cross-attention, where there is some
@@ -103,10 +92,6 @@ class AttentionView:
             write_page(self.html(), output)
         else:
             raise bad_output(output)
-
-    def __repr__(self) -> str:
-        sizes = f"{len(self.maps)} layers, {len(self.tokens)} tokens"
-        return f"<AttentionView of {self.title}: {sizes}; save('FILE.html') writes its page>"
 
     def _repr_html_(self) -> str:
         return embed_page(self.html())
@@ -145,24 +130,21 @@ def view_attention(
         maps = attention_maps(run.model, run.params, **inputs.arguments)
     except ValueError as error:
         raise UserError(str(error)) from error
-    layer = _find_layer(maps, layer, head)
-    labels = token_labels(run.tokenizer, inputs.tokens)
-    causal = run.experiment.model.causal
     excerpt = text if len(text) <= 200 else f"{text[:200]}…"
     return AttentionView(
         title=f"Attention of {run.experiment.name}",
         subtitle=f"step {run.step}, {_describe_sizes(maps)}, text: {' '.join(excerpt.split())}",
         maps=maps,
-        tokens=labels,
+        tokens=token_labels(run.tokenizer, inputs.tokens),
         sources=token_labels(run.tokenizer, inputs.sources),
-        next_tokens=labels[1:] if causal else [],
-        layer=layer,
+        causal=run.experiment.model.causal,
+        open_place=_find_layer(maps, layer, head),
         head=head,
     )
 
 
 def _find_layer(maps: tuple[AttentionMap, ...], layer: int | None, head: int) -> int:
-    """Return the number of the layer to open; raise UsageError if it or its head has no weights."""
+    """Return the place of the layer to open; raise UsageError if it or its head has no weights."""
     last = [stage for stage in get_args(Stage) if any(each.stage == stage for each in maps)][-1]
     heads = {each.layer: each.weights.shape[1] for each in maps if each.stage == last}
     layer = min(heads) if layer is None else layer
@@ -175,7 +157,7 @@ def _find_layer(maps: tuple[AttentionMap, ...], layer: int | None, head: int) ->
         raise UsageError(
             f"head {head}: layer {layer} has {count} of {where}; give 0 to {count - 1}"
         )
-    return layer
+    return list(heads).index(layer)
 
 
 def _describe_sizes(maps: tuple[AttentionMap, ...]) -> str:

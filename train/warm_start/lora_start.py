@@ -48,52 +48,63 @@ def resolve_lora(
 ) -> Experiment:
     """Return the experiment with `new` in `lora.train_fully` replaced by the paths of weights.
 
-    Args:
-      experiment: The settings as requested.
-      previous: The settings of a run that is resumed; they hold the paths already.
-      warm_start: The weights to adapt.
-      hardware: The devices at hand.
-      init_adapter: Folder of PEFT with an adapter to start with, whose settings are taken.
+    The settings of a run that is resumed (`previous`) hold the paths already. An adapter to start
+    with (`init_adapter`, a folder of PEFT) brings its own settings.
 
     Raises:
       UserError: There is nothing to adapt, or the adapter or its rank does not fit.
     """
-    lora = experiment.lora
-    if init_adapter and previous is not None:
-        rank = previous.lora.rank
-        if not rank:
+    if previous is not None:
+        lora = resumed_lora(experiment.lora, previous.lora, init_adapter)
+    else:
+        lora = new_lora(experiment, warm_start, hardware, init_adapter)
+    return dataclasses.replace(experiment, lora=lora)
+
+
+def resumed_lora(requested: LoRAConfig, previous: LoRAConfig, init_adapter: str) -> LoRAConfig:
+    """Return the settings of a run that is resumed."""
+    if init_adapter:
+        if not previous.rank:
             raise UserError(
                 f"init_adapter {init_adapter}: this run trains all of its weights, and adapts none;"
                 " give another workdir, or leave it out"
             )
-        if lora.rank not in (0, rank):
-            raise UserError(f"lora.rank {lora.rank}: this run has rank {rank}; leave it out")
-        return dataclasses.replace(experiment, lora=previous.lora)
+        if requested.rank not in (0, previous.rank):
+            raise UserError(
+                f"lora.rank {requested.rank}: this run has rank {previous.rank}; leave it out"
+            )
+        return previous
+    if not requested.rank:  # then the other settings mean nothing, and may differ
+        return LoRAConfig() if previous.rank else previous
+    if NEW not in requested.train_fully:
+        return requested
+    kept = previous.train_fully
+    others = (each for each in requested.train_fully if each not in (NEW, *kept))
+    return dataclasses.replace(requested, train_fully=(*others, *kept))
+
+
+def new_lora(
+    experiment: Experiment, warm_start: WarmStart | None, hardware: Hardware, init_adapter: str
+) -> LoRAConfig:
+    """Return the settings of a new run."""
+    lora, make_model = experiment.lora, make_task(experiment).make_model
     if init_adapter and warm_start is not None:
-        model = make_task(experiment).make_model(hardware, unconstrained)
+        model = make_model(hardware, unconstrained)
         adapter = read_run_adapter(init_adapter, model, warm_start.model_type)
         lora = adapter_settings(adapter, lora, init_adapter)
-    if not lora.rank:  # then the other settings mean nothing, and may differ in a resumed run
-        is_plain = previous is not None and not previous.lora.rank
-        lora = previous.lora if previous is not None and is_plain else LoRAConfig()
-        return dataclasses.replace(experiment, lora=lora)
-    if previous is not None:
-        names = lora.train_fully
-        if NEW in names:
-            kept = previous.lora.train_fully
-            names = (*(each for each in names if each not in (NEW, *kept)), *kept)
-    elif warm_start is None or warm_start.words is not None:
+    if not lora.rank:  # then the other settings mean nothing
+        return LoRAConfig()
+    if warm_start is None or warm_start.words is not None:
         raise UserError(
             f"lora.rank {lora.rank}: needs a trained model to adapt; give --init-from W"
         )
-    else:
-        model = make_task(experiment).make_model(hardware, unconstrained)
-        own = named_leaves(abstract_parameters(model).shapes)
-        source = chosen_names(warm_start, own)
-        new = [name for name in own if name not in source] if NEW in lora.train_fully else []
-        names = (*(each for each in lora.train_fully if each != NEW), *new)
-    lora = dataclasses.replace(lora, train_fully=names)
-    return dataclasses.replace(experiment, lora=lora)
+    if NEW not in lora.train_fully:
+        return lora
+    own = named_leaves(abstract_parameters(make_model(hardware, unconstrained)).shapes)
+    source = chosen_names(warm_start, own)
+    others = (each for each in lora.train_fully if each != NEW)
+    new = (name for name in own if name not in source)
+    return dataclasses.replace(lora, train_fully=(*others, *new))
 
 
 def start_from_base(
@@ -106,13 +117,9 @@ def start_from_base(
 ) -> tuple[TrainState, WarmStartReport | None]:
     """Give the engine its frozen weights, and return the state before the first step.
 
-    Args:
-      engine: The engine of a LoRA run.
-      folder: Folder of the run; the base weights are written to it.
-      state: Initial state of the adapter.
-      warm_start: Source of the base weights. None: `base/` has them already, of the same run.
-      tokenizer: Tokenizer of the model.
-      seed: Seed of the weights that the source lacks.
+    The base weights of the warm start are written to the folder. Without one, `base/` has them
+    already, of the same run. `state` is the initial state of the adapter; weights that the source
+    lacks are drawn by the seed.
     """
     report = None
     if warm_start is None:
@@ -168,12 +175,7 @@ def adapter_settings(adapter: Adapter, requested: LoRAConfig, source: str) -> Lo
 
 
 def unused_settings(requested: LoRAConfig, used: LoRAConfig) -> Iterator[str]:
-    """Yield a note on each setting that was requested and is not used.
-
-    Args:
-      requested: The settings as requested.
-      used: Those of the run: of its adapter, or without a rank.
-    """
+    """Yield a note on each setting that was requested and that the run does not use."""
     for name in ("alpha", "targets"):
         value, own = getattr(requested, name), getattr(used, name)
         if value in (own, getattr(LoRAConfig(), name)):

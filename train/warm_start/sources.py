@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.checkpoint.tree_paths import named_leaves
-from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.parallel.sharding import gather_to_host, init_on_devices
@@ -91,11 +90,7 @@ class WarmStartSource(NamedTuple):
     init_adapter: str = ""
 
     def read(self, folder: RunFolder, task: TaskConfig | None = None) -> WarmStart | None:
-        """Return the weights, or None if none are asked for.
-
-        Args:
-          folder: Folder of the run that starts.
-          task: Its task; None: that of the source.
+        """Return the weights for a run of a task, or None if none are asked for.
 
         Raises:
           UserError: Two sources are given, the folder holds no run, or the file no word vectors.
@@ -247,15 +242,6 @@ def copy_pretrained_files(source: RunFolder, target: RunFolder) -> None:
             (target.pretrained / file.name).write_bytes(file.read_bytes())
 
 
-def names_a_tokenizer(config: TokenizerConfig | None) -> bool:
-    """Return True if the settings name a tokenizer: one from a file, or the bytes.
-
-    The other kinds are made from the data. For a warm start the tokenizer of the source is used in
-    their place, since its tokens are what the weights know.
-    """
-    return config is not None and config.is_given
-
-
 DrawWeights = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, jax.Array]]
 """Function from shapes by tree path to initial values, placed as the shapes say."""
 
@@ -284,13 +270,7 @@ def merge_params(
     """Return the parameters of a model with values of the source, and a report.
 
     Weights of the source go to their devices one after another, and only what it lacks is drawn:
-    the devices hold the model once.
-
-    Args:
-      shapes: Shapes, dtypes and shardings of the parameters.
-      draw: Draws the weights that the source lacks.
-      warm_start: The source.
-      tokenizer: Tokenizer of the model.
+    the devices hold the model once. `shapes` have dtypes and shardings, too.
 
     Raises:
       UserError: A shape differs beyond the vocabulary, or nothing is taken.
@@ -331,16 +311,14 @@ def chosen_names(warm_start: WarmStart, own: Mapping[str, Any]) -> set[str]:
     """Return the tree paths of the source's weights that are asked for and suit the model.
 
     The head of another task, or one with another number of labels, does not: the model has a new
-    one.
-
-    Args:
-      warm_start: The source.
-      own: Parameters of the model, or their shapes, by tree path.
+    one. `own` are the parameters of the model, or their shapes, by tree path.
     """
+    only = warm_start.only
     return {
         name
         for name, value in _named_arrays(warm_start).items()
-        if _matches(name, warm_start.only) and not _is_foreign_head(name, value, own, warm_start)
+        if (not only or matches_pattern(name, only))
+        and not _is_foreign_head(name, value, own, warm_start)
     }
 
 
@@ -359,9 +337,7 @@ def _shorten(names: tuple[str, ...], all_names: int = 4) -> str:
 def copy_as(value: Any, like: Any) -> jax.Array:
     """Return a copy of an array with the dtype and sharding of another: the step donates it.
 
-    Args:
-      value: A JAX array, or one of NumPy, of which each device gets its shard alone.
-      like: An array, or its shape, dtype and sharding.
+    Of a NumPy array each device gets its shard alone.
     """
     if isinstance(value, jax.Array):
         return jax.device_put(jnp.array(value, like.dtype), like.sharding)
@@ -386,10 +362,6 @@ def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
             raise UserError(f"{warm_start.source}: {name} names two arrays; rename one of them")
         arrays[name] = array
     return arrays
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return not pattern or matches_pattern(name, pattern)
 
 
 def _other_tokens(name: str, warm_start: WarmStart, tokenizer: Tokenizer | None) -> bool:

@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
-from transformer.validation import Bounds, NonNegativeInt, Settings, check_shapes
+from transformer.validation import (
+    Bounds,
+    NonNegativeInt,
+    Settings,
+    check_settings,
+    check_shapes,
+)
 
 AnyArray = jax.Array | np.ndarray
 """Array of JAX or of NumPy."""
@@ -38,6 +44,10 @@ class SamplingConfig(Settings):
     top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample among the smallest set of most probable tokens with this total probability (Holtzman
     et al. 2020, section 3.1); 1: all."""
+
+    def __post_init__(self) -> None:
+        # By the names of the fields alone, which callers have as arguments.
+        check_settings(self, "")
 
     def values(self, batch_size: int) -> SamplingValues:
         """Return the settings of `batch_size` equal rows, as NumPy arrays."""

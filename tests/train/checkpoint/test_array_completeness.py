@@ -80,5 +80,5 @@ def test_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
         CheckpointManager(tmp_path) as checkpoints,
     ):
         checkpoints.save(3, STATE, {})
-    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         assert checkpoints.steps() == []

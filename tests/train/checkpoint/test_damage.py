@@ -11,12 +11,13 @@ import pytest
 
 from bench.drills.damage import KINDS, apply, cases
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    with CheckpointManager(folder, keep_last=2) as checkpoints:
+    with CheckpointManager(folder, RetentionPolicy(keep_last=2)) as checkpoints:
         for step in (1, 2):
             state = {"w": jnp.full((3, 5), step), "key": jax.random.key(step)}
             checkpoints.save(step, state, {"step": step})
@@ -30,7 +31,7 @@ def test_damage_is_detected_and_the_previous_step_restored(folder: Path, tmp_pat
     for kind, file in cases(folder / "2", 1):  # one round
         shutil.copytree(folder, copy)
         apply(kind, copy / "2" / file, drawn)
-        with CheckpointManager(copy, read_only=True) as checkpoints:
+        with CheckpointManager(copy) as checkpoints:
             assert checkpoints.find_newest_valid().step == 1, (kind, file)
             if kind not in tried:
                 restored = checkpoints.restore(1, like)

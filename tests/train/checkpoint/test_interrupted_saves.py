@@ -32,7 +32,7 @@ from train.errors import UserError
 
 folder, mode = sys.argv[1:]
 state = {"w": jnp.arange(4e6).reshape(4000, 1000), "b": jnp.arange(5)}
-checkpoints = CheckpointManager(folder, keep_last=1, asynchronous=mode != "full disk, synchronous")
+checkpoints = CheckpointManager(folder, asynchronous=mode != "full disk, synchronous")
 checkpoints.save(1, state, {"step": 1})
 checkpoints.wait()
 
@@ -78,7 +78,7 @@ tried(attempt)
 limit(resource.RLIM_INFINITY)
 print(checkpoints.steps(), checkpoints.restore(1, state).metadata)
 checkpoints.close()
-checkpoints = CheckpointManager(folder, keep_last=1)
+checkpoints = CheckpointManager(folder)
 attempt()
 print(checkpoints.steps())
 checkpoints.close()

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoint.support import abstract, assert_same, make_state, save
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 from train.errors import UserError
 
 
@@ -109,7 +110,7 @@ def test_checkpoint_of_another_model_raises_by_name(
             like[name] = jax.ShapeDtypeStruct(old.shape, value)
     save(tmp_path, state)
     with (
-        CheckpointManager(tmp_path, read_only=True) as checkpoints,
+        CheckpointManager(tmp_path) as checkpoints,
         pytest.raises(UserError, match=rf"is of another model \({message}\);"),
     ):
         checkpoints.restore(1, like)
@@ -118,7 +119,7 @@ def test_checkpoint_of_another_model_raises_by_name(
 def test_parameters_can_be_restored_alone(tmp_path: pathlib.Path) -> None:
     state = make_state()
     save(tmp_path, state)
-    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         assert_same(checkpoints.restore_subtree(1, "params", abstract(state.params)), state.params)
         few = {"embed": abstract(state.params["embed"])}
         assert_same(checkpoints.restore_subtree(1, "params", few), {"embed": state.params["embed"]})
@@ -129,30 +130,33 @@ def test_parameters_can_be_restored_alone(tmp_path: pathlib.Path) -> None:
 
 def test_newest_and_permanent_checkpoints_are_kept(tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
-    with CheckpointManager(tmp_path, save_every=3, keep_last=2, keep_every=6) as checkpoints:
+    with CheckpointManager(
+        tmp_path, RetentionPolicy(save_every=3, keep_last=2, keep_every=6)
+    ) as checkpoints:
         assert [step for step in range(1, 11) if checkpoints.is_due(step)] == [3, 6, 9]
         for step in (3, 6, 9, 12, 15, 18, 20):
             checkpoints.save(step, state, {})
         checkpoints.wait()
         assert checkpoints.steps() == [6, 12, 18, 20]
-        assert checkpoints.latest_step() == 20
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [6, 12, 18, 20]
-    assert not CheckpointManager(tmp_path, save_every=0).is_due(0)
+    assert not CheckpointManager(tmp_path).is_due(0)
     with pytest.raises(ValueError, match="the newest is always kept"):
-        CheckpointManager(tmp_path, keep_last=0)
+        RetentionPolicy(keep_last=0)
 
 
 def test_checkpoint_counts_once_it_was_waited_for(tmp_path: pathlib.Path) -> None:
     """Complete on the disk is not enough: each process sees that at another moment."""
     with CheckpointManager(tmp_path) as checkpoints:
-        assert checkpoints.latest_step() is None
+        assert checkpoints.steps() == []
         checkpoints.save(1, make_state(), {})
         while checkpoints.saved_step is None:
             time.sleep(0.01)
         assert checkpoints.steps() == []
         checkpoints.wait()
         assert checkpoints.steps() == [1]
-    with CheckpointManager(tmp_path, keep_last=2, asynchronous=False) as checkpoints:
+    with CheckpointManager(
+        tmp_path, RetentionPolicy(keep_last=2), asynchronous=False
+    ) as checkpoints:
         checkpoints.save(2, make_state(), {})
         assert checkpoints.steps() == [1, 2]
 
@@ -174,7 +178,7 @@ def test_save_deletes_nothing_but_unfinished_checkpoints(tmp_path: pathlib.Path)
     save(tmp_path, make_state())
     for name in ("notes", "damaged-4", "7.orbax-checkpoint-tmp"):
         (tmp_path / name).mkdir()
-    with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
+    with CheckpointManager(tmp_path, RetentionPolicy(keep_last=2)) as checkpoints:
         assert checkpoints.steps() == [1]
         checkpoints.save(2, make_state(), {})
         checkpoints.wait()
@@ -200,15 +204,13 @@ def test_reading_does_not_change_the_folder(tmp_path: pathlib.Path) -> None:
     unfinished = tmp_path / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()
     (tmp_path / "notes").mkdir()
-    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.latest_step() == 1
+    with CheckpointManager(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1]
         with pytest.raises(UserError, match="/4: does not exist; the folder has steps 1"):
             checkpoints.restore(4, {})
-        with pytest.raises(ValueError, match="read-only"):
-            checkpoints.save(4, make_state(), {})
     assert unfinished.exists()
-    with CheckpointManager(tmp_path / "nowhere", read_only=True) as checkpoints:
-        assert checkpoints.latest_step() is None
+    with CheckpointManager(tmp_path / "nowhere") as checkpoints:
+        assert checkpoints.steps() == []
         with pytest.raises(UserError, match=r"/1: does not exist; the folder has no step"):
             checkpoints.restore(1, {})
     assert not (tmp_path / "nowhere").exists()

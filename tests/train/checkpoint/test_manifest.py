@@ -96,11 +96,6 @@ def test_renamed_checkpoint_is_detected(folder: epath.Path) -> None:
     )
 
 
-def test_manifest_of_earlier_versions_is_read(folder: epath.Path) -> None:
-    manifest_path(folder).rename(folder / "manifest.json")
-    assert find_manifest_problem(folder, "full") is None
-
-
 def test_manifest_in_an_object_store(folder: epath.Path, bucket: str) -> None:
     remote = write(epath.Path(f"{bucket}/checkpoints/7"))
     assert manifest_path(remote).read_text() == manifest_path(folder).read_text()

@@ -12,6 +12,7 @@ PROGRAM = """
 import sys, jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 
 address, index, folder, damaged = sys.argv[1:]
 jax.distributed.initialize(address, 2, int(index))
@@ -19,7 +20,7 @@ mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 cut = NamedSharding(mesh, PartitionSpec("data"))
 state = {"w": jax.jit(lambda: jnp.arange(6.0).reshape(2, 3), out_shardings=cut)()}
 like = {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=cut)}
-with CheckpointManager(folder, keep_last=2) as checkpoints:
+with CheckpointManager(folder, RetentionPolicy(keep_last=2)) as checkpoints:
     for step in (1, 2):
         checkpoints.save(step, state, {})
     checkpoints.wait()

@@ -175,7 +175,7 @@ def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> 
         ("evaluate RUN --split test", 1, "split 'test': the data have only train, validation; set"),
         ("evaluate RUN --step 99", 1, "99: does not exist; the folder has steps 3"),
         ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the folder"),
-        ("sample RUN --top-p 0", 2, "SamplingConfig.top_p 0.0: give more than 0"),
+        ("sample RUN --top-p 0", 2, "top_p 0.0: give more than 0"),
         ("sample RUN --beams=0", 2, "leave it out (it supports --max-new-tokens, --temper"),
         ("sample RUN --prompt caïman", 1, "lacks ('ï')"),
         ("sample RUN --max-new-tokens 0", 1, "max_new_tokens 0"),
@@ -319,7 +319,7 @@ def process(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 STOP = """
 import os, signal
-from train.telemetry.reporter import Reporter
+from train.reporter import Reporter
 
 def stop(reporter, step, metrics, log_training=Reporter.log_training):
     log_training(reporter, step, metrics)

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,30 +118,15 @@ def test_texts_end_with_the_token_that_the_template_writes_too() -> None:
         ("{{ messages.append(1) }}", "chat template: "),
         ("{{ ''.__class__.__mro__ }}", "chat template: "),
         ("{{ messages | length }}{{ messages[-1].content }}", "{% generation %}"),
-        ("{{ 'a' * 10**10 }}", "MiB of memory"),
-        ("{{ 'a' * 10**7 }}", "writes 10,000,000 characters"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("x" * 10**7, "has 10,000,000 characters"),
     ],
-    ids=range(9),
+    ids=range(6),
 )
 def test_unsupported_templates_raise(template: str, message: str) -> None:
     tokenizer = make_tokenizer(template)
     with pytest.raises(UserError, match=message) as caught:
         ChatTemplate.of_tokenizer(tokenizer).render_with_spans(TURNS)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.full
-def test_endless_templates_are_stopped() -> None:
-    """Also while other threads render."""
-    loops = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
-    with ThreadPoolExecutor() as threads:
-        error = threads.submit(ChatTemplate(loops).render, TURNS)
-        texts = list(threads.map(lambda _: ChatTemplate(MARKED).render(TURNS), range(9)))
-    assert set(texts) == {"Q:a?;A:b.Q:c?;A:dd."}
-    with pytest.raises(UserError, match="chat template: needs more than 5 seconds"):
-        error.result()
 
 
 def test_rows_hold_separate_whole_conversations(tmp_path: Path) -> None:
@@ -209,7 +193,7 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no text 'content'"),
         ({"messages": list(TURNS), "tools": [1]}, "jsonl:1: chat template: does not read tools"),
         ({"messages": list(TURNS), "functions": [1]}, "functions is not supported; give tools"),
-        ({"messages": [TURNS[0], TURNS[1] | {"tool_calls": [1]}]}, "nothing of tool_calls in mess"),
+        ({"messages": [TURNS[0], TURNS[1] | {"tool_calls": [1]}]}, "nothing of tool_calls"),
         ({"messages": [TURNS[0], TURNS[1] | {"thinking": "x"}]}, "writes nothing of thinking"),
         ({"messages": [TURNS[0], TURNS[1] | {"weight": 0.5}]}, r"messages\[1\] has weight 0.5"),
         ({"messages": [TURNS[0] | {"content": [{"type": "image"}]}]}, "a part 'image' that is not"),
@@ -275,12 +259,12 @@ def test_formats_of_pairs() -> None:
 
 
 def test_fields_without_effect_are_reported(tmp_path: Path) -> None:
-    turns = [TURNS[0] | {"name": "Ann", "id": 3}, TURNS[1] | {"weight": 1}]
+    turns = [TURNS[0] | {"name": "Ann", "id": 3}, TURNS[1] | {"weight": 1, "train": True}]
     records = [{"messages": turns, "source": "web"}, {"messages": list(TURNS), "score": 1}]
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
     assert corpus.notes[:2] == (
         "fields of rows that are not read: source, score",
-        "fields of messages that the chat template does not write: name, id",
+        "fields of messages that the chat template does not name: name, id",
     )
 
 

@@ -11,7 +11,7 @@ from tests.train.data.formats import contents
 from train.data import corpus, text_files
 from train.data.corpus import compressed_bits_per_byte, prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
-from train.data.files import Notes
+from train.data.files import Notes, find_files
 from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents, find_sources
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
@@ -40,7 +40,7 @@ def test_empty_text_is_an_error(tmp_path: pathlib.Path) -> None:
 def test_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("first")
 
-    def fingerprint(field: str = "text", limit_bytes: int = 0) -> list[object]:
+    def fingerprint(field: str = "text", limit_bytes: int = 0) -> object:
         return source_of(tmp_path, text_field=field, max_bytes=limit_bytes).fingerprint()
 
     first = fingerprint()
@@ -67,7 +67,7 @@ def test_library_has_topics_and_source_once() -> None:
 def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
-    files = source_of(tmp_path).files
+    files = find_files(str(tmp_path), "data.path")
     documents = [doc for doc in text_files.library_documents(files) if "topics/" not in doc.name]
     assert contents(documents) == [("b.py", "# b")]
 
@@ -79,7 +79,7 @@ def texts(splits: TextSplits, name: str) -> list[str]:
 def test_tail_matches_nanogpt(tmp_path: pathlib.Path) -> None:
     text = "".join(chr(ord("a") + n % 26) for n in range(1_115_394))  # as many as Shakespeare
     (tmp_path / "a.txt").write_text(text)
-    splits = TextSplits(TextDataConfig(str(tmp_path / "a.txt"), split_method="tail"))
+    splits = TextSplits.find(TextDataConfig(str(tmp_path / "a.txt"), split_method="tail"))
     (train,), (validation,) = texts(splits, "train"), texts(splits, "validation")
     assert (len(train), len(validation)) == (1_003_854, 111_540)
     assert train + validation == text
@@ -88,18 +88,20 @@ def test_tail_matches_nanogpt(tmp_path: pathlib.Path) -> None:
 def test_tail_spans_all_documents(tmp_path: pathlib.Path) -> None:
     for name, text in (("a", "éééé"), ("b", "bbbb"), ("c", "cc")):
         (tmp_path / name).write_text(text)
-    splits = TextSplits(TextDataConfig(str(tmp_path), split_method="tail", validation_fraction=0.4))
+    splits = TextSplits.find(
+        TextDataConfig(str(tmp_path), split_method="tail", validation_fraction=0.4)
+    )
     assert contents(splits.documents("train")) == [("a", "éééé"), ("b", "bb")]
     assert contents(splits.documents("validation")) == [("b", "bb"), ("c", "cc")]
 
 
 def test_single_document_is_split_at_its_tail(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789")
-    splits = TextSplits(TextDataConfig(str(tmp_path), validation_fraction=0.2))
+    splits = TextSplits.find(TextDataConfig(str(tmp_path), validation_fraction=0.2))
     assert (texts(splits, "train"), texts(splits, "validation")) == (["01234567"], ["89"])
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match=r"1 characters are too few to hold out 0\.1 of them"):
-        texts(TextSplits(TextDataConfig(str(tmp_path))), "train")
+        texts(TextSplits.find(TextDataConfig(str(tmp_path))), "train")
 
 
 def test_held_out_documents_depend_on_names_only() -> None:
@@ -132,15 +134,15 @@ def test_validation_path_leaves_training_text_whole(tmp_path: pathlib.Path) -> N
     for name in ("train", "validation", "test"):
         (tmp_path / name).write_text(name)
     train, validation, test = (str(tmp_path / name) for name in ("train", "validation", "test"))
-    splits = TextSplits(TextDataConfig(train, validation_path=validation, test_path=test))
+    splits = TextSplits.find(TextDataConfig(train, validation_path=validation, test_path=test))
     assert splits.names == ("train", "validation", "test")
     for name in splits.names:
         assert texts(splits, name) == [name]
-    held_out = TextSplits(TextDataConfig(train, test_path=test, validation_fraction=0.21))
+    held_out = TextSplits.find(TextDataConfig(train, test_path=test, validation_fraction=0.21))
     assert held_out.names == ("train", "validation", "test")
     assert (texts(held_out, "train"), texts(held_out, "validation")) == (["tra"], ["in"])
-    assert "held out" in held_out.fingerprint()
-    assert "held out" not in splits.fingerprint()
+    assert held_out.fingerprint()["train"] == splits.fingerprint()["train"]
+    assert held_out.fingerprint()["validation"] != splits.fingerprint()["validation"]
 
 
 @pytest.fixture
@@ -185,31 +187,31 @@ def test_whole_documents_are_held_out_and_encoded(folder: pathlib.Path) -> None:
 def test_second_preparation_uses_the_cache(
     folder: pathlib.Path, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = prepare_text(config(folder, "bpe"), cache_dir=cache)
+    first = prepare_text(config(folder, "bpe", cache_dir=str(cache)))
     with monkeypatch.context() as patch:
         for name in ("write_stream", "train_tokenizer"):
             patch.delattr(corpus, name)
-        again = prepare_text(config(folder, "bpe"), cache_dir=cache)
-        own = prepare_text(config(folder, "word"), tokenizer=first.tokenizer, cache_dir=cache)
+        again = prepare_text(config(folder, "bpe", cache_dir=str(cache)))
+        own = prepare_text(config(folder, "word", cache_dir=str(cache)), tokenizer=first.tokenizer)
     assert first.digest == again.digest == own.digest
     assert again.split("train").tokens.tolist() == first.split("train").tokens.tolist()
     os.utime(folder / "00.txt", ns=(1, 1))
     with monkeypatch.context() as patch:
         patch.delattr(corpus, "train_tokenizer")
         with pytest.raises(NameError):
-            prepare_text(config(folder, "bpe"), cache_dir=cache)
-    assert prepare_text(config(folder, "bpe"), cache_dir=cache).digest == first.digest
+            prepare_text(config(folder, "bpe", cache_dir=str(cache)))
+    assert prepare_text(config(folder, "bpe", cache_dir=str(cache))).digest == first.digest
     (folder / "00.txt").write_text("other")
-    assert prepare_text(config(folder, "bpe"), cache_dir=cache).digest != first.digest
+    assert prepare_text(config(folder, "bpe", cache_dir=str(cache))).digest != first.digest
 
 
 def test_damaged_cache_is_rewritten(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    first = prepare_text(config(folder), cache_dir=cache)
+    first = prepare_text(config(folder, cache_dir=str(cache)))
     (entry,) = (path for path in cache.glob("tokens-*") if path.is_dir())
     full = (entry / "train.tokens").read_bytes()
     for name, content in (("train.tokens", full[:-2]), ("corpus.json", b'{"train": {')):
         (entry / name).write_bytes(content)
-        assert prepare_text(config(folder), cache_dir=cache).digest == first.digest
+        assert prepare_text(config(folder, cache_dir=str(cache))).digest == first.digest
         assert (entry / "train.tokens").read_bytes() == full
 
 
@@ -248,7 +250,7 @@ def test_tokenizer_from_a_file(folder: pathlib.Path) -> None:
 def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path) -> None:
     (folder / "99.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"99\.txt:1: not UTF-8"):
-        prepare_text(config(folder), cache_dir=cache)
+        prepare_text(config(folder, cache_dir=str(cache)))
     assert not [path for path in cache.glob("tokens-*") if path.suffix != ".lock"]
 
 

@@ -10,7 +10,7 @@ import tokenizers
 
 from tests.train.data.conftest import MakeStream
 from tests.transformer.formulas import random_params_like
-from train.data.batches import make_text_evaluation_batches
+from train.data.batches import TextEvaluationBatches
 from train.data.corpus import TokenArrays, prepare_token_arrays
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.streaming import StreamedText, StreamReader
@@ -111,7 +111,7 @@ def test_documents_begin_with_the_frame_and_do_not_predict_it(stream: TokenStrea
 
 @pytest.mark.parametrize("stride", [0, 2])
 def test_an_evaluation_counts_every_target_but_the_frame(stream: TokenStream, stride: int) -> None:
-    batches = make_text_evaluation_batches(
+    batches = TextEvaluationBatches(
         stream, batch_size=2, sequence_length=4, document_masking=True, stride=stride
     )
     assert sum(batch["weights"].sum() for batch in batches) == stream.num_scored_targets
@@ -132,9 +132,7 @@ def test_loss_is_that_of_the_texts_one_by_one(stream: TokenStream) -> None:
     model = LanguageModel(config, Hardware())
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 4), np.int32))
     params = random_params_like(shapes["params"])
-    [batch] = make_text_evaluation_batches(
-        stream, batch_size=1, sequence_length=12, document_masking=True
-    )
+    [batch] = TextEvaluationBatches(stream, batch_size=1, sequence_length=12, document_masking=True)
     places = {name: batch[name] for name in ("segments", "positions")}
     logits = jax.jit(lambda *inputs: model.apply(*inputs, **places).logits)(
         {"params": params}, batch["tokens"]

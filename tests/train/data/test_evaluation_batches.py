@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from tests.train.data.conftest import MakeStream
-from train.data.batches import make_text_evaluation_batches
+from train.data.batches import TextEvaluationBatches
 
 
 def test_windows_match_hand_computed_values(make_stream: MakeStream) -> None:
     # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, plus an empty row in the second batch.
-    batches = make_text_evaluation_batches(
+    batches = TextEvaluationBatches(
         make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, document_masking=True
     )
     assert len(batches) == 2
@@ -31,7 +31,7 @@ def test_every_target_counts_once_and_in_order(
 ) -> None:
     stream = make_stream(list(range(1, targets)))
     counted: list[int] = []
-    for batch in make_text_evaluation_batches(
+    for batch in TextEvaluationBatches(
         stream, batch_size=3, sequence_length=7, stride=stride, document_masking=segments
     ):
         assert {array.shape for array in batch.values()} == {(3, 7), (3,)}
@@ -43,7 +43,7 @@ def test_every_target_counts_once_and_in_order(
 
 
 def test_overlapping_windows_give_every_target_context(make_stream: MakeStream) -> None:
-    (batch,) = make_text_evaluation_batches(
+    (batch,) = TextEvaluationBatches(
         make_stream(list(range(1, 9))),
         batch_size=3,
         sequence_length=5,
@@ -56,7 +56,7 @@ def test_overlapping_windows_give_every_target_context(make_stream: MakeStream) 
 
 def test_limited_windows_are_spread_over_the_stream(make_stream: MakeStream) -> None:
     def begins(limit: int | None) -> list[int]:
-        batches = make_text_evaluation_batches(
+        batches = TextEvaluationBatches(
             make_stream(list(range(1, 100))),
             batch_size=2,
             sequence_length=5,
@@ -70,7 +70,7 @@ def test_limited_windows_are_spread_over_the_stream(make_stream: MakeStream) -> 
 
 
 def test_limited_overlapping_windows_count_new_targets_only(make_stream: MakeStream) -> None:
-    (batch,) = make_text_evaluation_batches(
+    (batch,) = TextEvaluationBatches(
         make_stream(list(range(1, 100))),
         batch_size=2,
         sequence_length=5,
@@ -82,7 +82,7 @@ def test_limited_overlapping_windows_count_new_targets_only(make_stream: MakeStr
 
 
 def test_each_host_takes_its_rows(make_stream: MakeStream) -> None:
-    batches = make_text_evaluation_batches(
+    batches = TextEvaluationBatches(
         make_stream(list(range(1, 47))), batch_size=4, sequence_length=5, document_masking=True
     )
     for cursor in range(len(batches)):
@@ -93,6 +93,6 @@ def test_each_host_takes_its_rows(make_stream: MakeStream) -> None:
 
 def test_stride_larger_than_the_window_is_an_error(make_stream: MakeStream) -> None:
     with pytest.raises(ValueError, match="stride 6 is not in 1 to 5"):
-        make_text_evaluation_batches(
+        TextEvaluationBatches(
             make_stream([1, 2]), batch_size=1, sequence_length=5, stride=6, document_masking=True
         )

@@ -17,12 +17,13 @@ from train.data.examples import (
     ExampleTrainingBatches,
     batch_slices,
     choose_held_out_examples,
-    corpus_digest,
+    encode_splits,
     read_splits,
+    tokenize_examples,
     tokenizer_for_splits,
-    with_leading_space,
 )
 from train.data.token_file import HostBatch
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
 
@@ -45,7 +46,8 @@ def test_each_path_is_a_split(tmp_path: Path) -> None:
     paths = {name: str(tmp_path / name) for name in "abc"}
     splits = read(path=paths["a"], validation_path=paths["b"], test_path=paths["c"])
     assert splits == {"train": lines["a"], "validation": lines["b"], "test": lines["c"]}
-    assert (splits.has_own_validation, splits.notes) == (True, [])
+    assert splits.all_training == lines["a"]
+    assert splits.notes == []
 
 
 def test_folder_with_splits_and_rows_that_are_left_out(tmp_path: Path) -> None:
@@ -76,8 +78,7 @@ def test_held_out_examples_match_the_recorded_ones(tmp_path: Path) -> None:
         "train": [line for line in lines if line not in held_out],
         "validation": held_out,
     }
-    assert not splits.has_own_validation
-    assert splits.before_holdout() == [*splits["train"], *held_out]
+    assert splits.all_training == [*splits["train"], *held_out]
     assert choose_held_out_examples(20, 0.25, 1) != {3, 7, 9, 11, 18}
 
 
@@ -112,17 +113,25 @@ def test_tokenizer_is_trained_on_the_training_split() -> None:
 def test_digest_differs_by_corpus() -> None:
     byte = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
     lower = tokenizer_for_splits(TokenizerConfig("byte", lowercase=True), {"train": []})
+
+    def digest(tokenizer: Tokenizer, train: list[Any], test: list[Any]) -> str:
+        splits: ExampleSplits[Any] = ExampleSplits({"train": train, "test": test})
+        corpus = encode_splits(splits, tokenizer, lambda *_: None, content=lambda each: each)
+        return corpus.digest
+
     digests = {
-        corpus_digest(byte, {"train": ["a"], "test": ["b"]}),
-        corpus_digest(byte, {"train": ["a", "b"], "test": []}),
-        corpus_digest(lower, {"train": ["a"], "test": ["b"]}),
+        digest(byte, ["a"], ["b"]),
+        digest(byte, ["a", "b"], []),
+        digest(lower, ["a"], ["b"]),
     }
     assert len(digests) == 3
-    assert corpus_digest(byte, {"train": [("a",)]}) == corpus_digest(byte, {"train": [["a"]]})
+    assert digest(byte, [("a",)], []) == digest(byte, [["a"]], [])
 
 
 def test_word_has_the_same_token_at_every_position() -> None:
-    assert with_leading_space(["a b ", "\tc"]) == [" a b", " c"]
+    byte = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
+    tokens = tokenize_examples(byte, ["a b ", "\tc"])
+    assert [each.tolist() for each in tokens] == [list(b" a b"), list(b" c")]
 
 
 @dataclasses.dataclass
@@ -178,8 +187,6 @@ def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
         orders.add(tuple(visited))
     assert len(orders) == 4
     assert len(shapes) == 8
-    with pytest.raises(UserError, match="seed: -1"):
-        ExampleTrainingBatches(examples, buckets, seed=-1)
 
 
 def test_hosts_share_a_batch() -> None:

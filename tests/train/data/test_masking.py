@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.train.data.conftest import MakeStream
-from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
+from train.data.batches import TextEvaluationBatches, TextTrainingBatches
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
@@ -116,7 +116,7 @@ def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> N
         masked.host_batch(3, 0, 1)["targets"], batches.host_batch(3, 0, 1)["tokens"]
     )
 
-    held_out = make_text_evaluation_batches(
+    held_out = TextEvaluationBatches(
         stream, batch_size=4, sequence_length=13, document_masking=True
     )
     evaluation = MaskedEvaluationBatches(held_out, Masking(tokenizer))
@@ -129,8 +129,9 @@ def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> N
 def test_corpus_with_mask_token(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three " * 20)
     config = TextDataConfig(f"{tmp_path}/a.txt", tokenizer=TokenizerConfig("word", vocab_size=20))
-    plain, masked = prepare_text(config), prepare_text(config, with_mask_token=True)
+    plain = prepare_text(config)
+    masked = prepare_text(config, tokenizer=plain.tokenizer.with_mask_token())
     assert plain.tokenizer.mask_token_id is None
     assert masked.tokenizer.mask_token_id == masked.tokenizer.vocab_size - 1
-    again = prepare_text(config, tokenizer=masked.tokenizer, with_mask_token=True)
+    again = prepare_text(config, tokenizer=masked.tokenizer.with_mask_token())
     assert again.digest == masked.digest != plain.digest

@@ -90,8 +90,8 @@ def test_wrong_examples(train: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "split train: has no text"),
-        ([""], "split train: has no text"),
+        (None, "split train: is empty"),
+        ([""], "split train: is empty"),
         (["a", 3], "split train, example 1: is a int"),
     ],
 )

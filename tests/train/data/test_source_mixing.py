@@ -25,7 +25,6 @@ from train.data.source_mixing import (
     BLOCK_EXAMPLES,
     MixedTrainingBatches,
     MixtureSchedule,
-    source_shares,
 )
 from train.data.text_files import Document
 from train.errors import UserError
@@ -116,9 +115,8 @@ def test_realized_shares_are_counted(make_stream: MakeStream) -> None:
     batches = make_mixture(make_stream)
     tokens = np.concatenate([batches.host_batch(c, 0, 1)["tokens"] for c in range(11)])
     high = float(np.mean(tokens.max(axis=1) > 100))
-    assert source_shares(batches, 11) == pytest.approx({"share/low": 1 - high, "share/high": high})
-    assert source_shares(batches, 0) == {"share/low": 0, "share/high": 0}
-    assert source_shares(object(), 11) == {}  # one plain source
+    assert batches.source_shares(11) == pytest.approx({"low": 1 - high, "high": high})
+    assert batches.source_shares(0) == {"low": 0, "high": 0}
 
 
 def test_exhausted_source_raises_before_training(make_stream: MakeStream) -> None:
@@ -159,7 +157,8 @@ def test_corpus_has_the_splits_of_every_source(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert len(corpus.streams["train/wiki"].document_starts) == 27
     assert len(corpus.streams["train/code"].document_starts) == 30
-    assert corpus.shares == {"wiki": 0.75, "code": 0.25}
+    shares = {source.name: share for source, share in corpus.parts("train")}
+    assert shares == {"wiki": 0.75, "code": 0.25}
     with pytest.raises(UserError, match="split 'test': the data have only"):
         corpus.parts("test")
 

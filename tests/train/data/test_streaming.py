@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 
 from tests.train.data import formats
-from train.data import stream_batches
-from train.data.batches import host_rows
+from train.data import streaming
+from train.data.batches import TrainingBatches, host_rows
 from train.data.corpus import prepare_text
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.mixed_corpora import prepare_any_text
-from train.data.source_mixing import MixedBatches, data_position, seek, source_shares
-from train.data.stream_batches import StreamedTrainingBatches
-from train.data.streaming import StreamedText, StreamPosition, StreamReader
+from train.data.streaming import (
+    StreamedText,
+    StreamedTrainingBatches,
+    StreamPosition,
+    StreamReader,
+)
 from train.data.token_file import HostBatch, Windows
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
@@ -153,9 +156,9 @@ def config_of(folder: Path, **streaming: Any) -> TextDataConfig:
     )
 
 
-def make_batches(config: TextDataConfig, batch_size: int = 12) -> MixedBatches:
+def make_batches(config: TextDataConfig, batch_size: int = 12) -> TrainingBatches:
     corpus: Any = prepare_any_text(config)
-    batches: MixedBatches = corpus.training_batches(
+    batches: TrainingBatches = corpus.training_batches(
         config, batch_size=batch_size, seed=1, steps=100
     )
     return batches
@@ -185,19 +188,20 @@ def test_hosts_read_only_the_files_of_their_rows(tmp_path: Path) -> None:
     batches = make_batches(config)
     assert isinstance(batches, StreamedTrainingBatches)
     batches.host_batch(0, 1, 4)
-    assert list(batches._groups) == [1]
-    [reader, _] = batches._groups[1]._readers
-    assert reader._files.tolist() == [1]
+    start = [[StreamPosition()] * 2 for _ in range(4)]
+    positions = [group.position(1)[1] for group in batches._groups]
+    assert [own != first for own, first in zip(positions, start, strict=True)] == [0, 1, 0, 0]
+    assert batches._groups[1].readers[0]._files.tolist() == [1]
 
 
 def test_batches_continue_from_a_saved_position_and_from_any_cursor(tmp_path: Path) -> None:
     config = config_of(tmp_path, readers=2)
     batches = make_batches(config)
     expected = [batches.host_batch(cursor, 0, 1) for cursor in range(30)]
-    saved = json.loads(json.dumps(data_position(batches, 20)))["data_position"]
+    saved = json.loads(json.dumps(batches.position(20)))
     assert all(row[0] == 20 for row in saved)
     resumed = make_batches(config)
-    seek(resumed, saved)
+    resumed.seek(saved)
     reads: Counter[str] = Counter()
     original = StreamReader.windows
     with pytest.MonkeyPatch.context() as patch:
@@ -211,7 +215,7 @@ def test_batches_continue_from_a_saved_position_and_from_any_cursor(tmp_path: Pa
     assert_same(resumed.host_batch(25, 0, 1), expected[25])  # batches skipped after a rollback
     assert_same(resumed.host_batch(22, 0, 1), expected[22])  # and back
     assert_same(batches.host_batch(3, 0, 1), expected[3])
-    seek(batches, None)
+    batches.seek(None)
     assert_same(batches.host_batch(0, 0, 1), expected[0])
 
 
@@ -253,17 +257,17 @@ def test_batches_whose_positions_are_forgotten_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward from the nearest position that is kept, or from the start of the data."""
-    monkeypatch.setattr(stream_batches, "KEPT_POSITIONS", 3)
+    monkeypatch.setattr(streaming, "KEPT_POSITIONS", 3)
     config = config_of(tmp_path, readers=2)
     batches = make_batches(config)
     expected = [batches.host_batch(cursor, 0, 1) for cursor in range(10)]
     for cursor in (9, 8, 2, 2, 7):
         assert_same(batches.host_batch(cursor, 0, 1), expected[cursor])
     # The positions before batches 6 to 8 are those that are kept.
-    assert [row[0] for row in data_position(batches, 7)["data_position"]] == [7, 7]
-    assert [row[0] for row in data_position(batches, 1)["data_position"]] == [0, 0]
+    assert [row[0] for row in batches.position(7)] == [7, 7]
+    assert [row[0] for row in batches.position(1)] == [0, 0]
     resumed = make_batches(config)
-    seek(resumed, data_position(batches, 1)["data_position"])
+    resumed.seek(batches.position(1))
     assert_same(resumed.host_batch(1, 0, 1), expected[1])
 
 
@@ -277,10 +281,8 @@ def test_realized_shares_are_counted(tmp_path: Path, readers: int) -> None:
     tokens = np.concatenate([batches.host_batch(c, 0, 1)["tokens"] for c in range(7)])
     second = float(np.mean((tokens == ord("y")).any(axis=1)))
     assert 0.25 < second < 0.42
-    assert source_shares(batches, 7) == pytest.approx(
-        {"share/one": 1 - second, "share/two": second}
-    )
-    assert source_shares(batches, 0) == {"share/one": 0, "share/two": 0}
+    assert batches.source_shares(7) == pytest.approx({"one": 1 - second, "two": second})
+    assert batches.source_shares(0) == {"one": 0, "two": 0}
 
 
 def test_stream_is_never_fully_in_memory_or_on_disk(tmp_path: Path) -> None:

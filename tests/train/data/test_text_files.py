@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import pathlib
@@ -14,7 +15,6 @@ from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.text_files import (
     Document,
     DocumentReader,
-    read_documents,
     read_lines,
     truncate_documents,
 )
@@ -22,7 +22,7 @@ from train.errors import UserError
 
 
 def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
-    return contents(read_documents(find_files(str(path), "data.path"), text_field=field))
+    return contents(DocumentReader(find_files(str(path), "data.path"), field).documents())
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -188,14 +188,14 @@ def test_long_text_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a.txt").write_bytes(text.encode("utf-8-sig"))
     monkeypatch.setattr(rows, "_PIECE_BYTES", 3)
     monkeypatch.setattr(text_files, "_PIECES_IN_MEMORY", 2)
-    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    [document] = DocumentReader(find_files(str(tmp_path / "a.txt"), "data.path")).documents()
     assert len(list(document.pieces())) > 5
     assert document.text == text
     assert (document.num_characters, document.num_bytes) == (len(text), len(text.encode()))
     assert document.part(2, 9).text == text[2:9]
     assert document.first_bytes(8).text == text.encode()[:8].decode(errors="ignore")
     (tmp_path / "a.txt").write_bytes(b"one\nt\xc3\xa9o\nth\xc3ree, and more text")
-    [document] = read_documents(find_files(str(tmp_path / "a.txt"), "data.path"))
+    [document] = DocumentReader(find_files(str(tmp_path / "a.txt"), "data.path")).documents()
     with pytest.raises(UserError, match=r"a\.txt:3: not UTF-8 at byte 11 of the file \(0xc3\)"):
         list(document.pieces())
 
@@ -211,7 +211,7 @@ def test_tokens_do_not_depend_on_pieces(
     def prepared(cache: str) -> TextCorpus:
         settings = TokenizerConfig("bpe", vocab_size=280)
         config = TextDataConfig(str(tmp_path / "a.txt"), tokenizer=settings, max_bytes=max_bytes)
-        return prepare_text(config, cache_dir=tmp_path / cache)
+        return prepare_text(dataclasses.replace(config, cache_dir=str(tmp_path / cache)))
 
     whole = prepared("whole")
     monkeypatch.setattr(rows, "_PIECE_BYTES", 7001)

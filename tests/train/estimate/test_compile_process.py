@@ -3,57 +3,42 @@
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import jax
 import pytest
 
 from tests.train.support import tiny
-from train.errors import UsageError, UserError
+from train.errors import UserError
 from train.estimate import compile as compile_module
 from train.estimate.chips import CHIPS
-from train.estimate.compile import CompiledStep, answer_request, compile_in_subprocess
+from train.estimate.compile import CompiledStep, compile_in_subprocess
 from train.estimate.target import Target, parse_target, target_devices
+from train.parallel.mesh import MeshConfig
 
-STEP = CompiledStep(1, 2, 3, 4, 5, 6, 7, 8, (), 0.5, engine=object(), program=object())
+STEP = CompiledStep(1, 2, 3, 4, 5, 6, 7, 8, 0.5)
 TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run what the subprocess runs in this process."""
-
-    def run(command: list[str], **_: Any) -> Any:
-        try:
-            answer_request(*command[-2:])
-        except RuntimeError as error:
-            return subprocess.CompletedProcess(command, 1, "", f"Traceback\n{error}")
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
-def test_subprocess_returns_the_compiled_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_here(monkeypatch)
-    compile_step = Mock(return_value=STEP)
-    monkeypatch.setattr(compile_module, "compile_step", compile_step)
-    experiment = tiny(tmp_path)
-    returned = compile_in_subprocess(experiment, TARGET)
-    assert returned == dataclasses.replace(STEP, engine=None, program=None)
-    compile_step.assert_called_once_with(experiment, TARGET)
+def test_step_and_errors_come_from_the_other_process(tmp_path: Path) -> None:
+    """The step of this machine, which needs no other compiler."""
+    sized = tiny(tmp_path, num_layers=1)
+    sized = dataclasses.replace(sized, model=dataclasses.replace(sized.model, vocab_size=24))
+    cpu = dataclasses.replace(CHIPS["t4"], platform="cpu")
+    here = Target("here", cpu, (1,), is_local=True)
+    step = compile_in_subprocess(sized, here)
+    assert step.peak >= step.arguments > step.weights > 0
+    assert step.program is None
+    odd = dataclasses.replace(sized, mesh=MeshConfig(data=1, tensor=3))
+    with pytest.raises(UserError, match=r"^mesh"):
+        compile_in_subprocess(odd, here)
 
 
 def test_unimportable_class_is_compiled_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that of a mixer in a user's config file. A real subprocess answers here.
-
-    Its classes are pickled by the name of their module, although it runs as `__main__`.
-    """
+    """Such as that of a mixer in a user's config file."""
     module = types.ModuleType("experiment_own")
     unknown = type("Unknown", (), {"__module__": module.__name__, "__qualname__": "Unknown"})
     vars(module)["Unknown"] = unknown
@@ -63,56 +48,28 @@ def test_unimportable_class_is_compiled_in_process(monkeypatch: pytest.MonkeyPat
     assert compile_in_subprocess(experiment, TARGET) is STEP
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (UsageError("axis heads: does not divide"), "^axis heads: does not divide$"),
-        (RuntimeError("no Mosaic module"), r"^target v5e:1x1: .*, failed \(no Mosaic module\); "),
-    ],
-)
-def test_subprocess_errors_are_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
-) -> None:
-    run_here(monkeypatch)
+class Crash:
+    """What ends the process that reads it, as a compiler may."""
 
-    def compile_step(*_: Any) -> CompiledStep:
-        raise error
-
-    monkeypatch.setattr(compile_module, "compile_step", compile_step)
-    with pytest.raises(UserError, match=message):
-        compile_in_subprocess(tiny(tmp_path), TARGET)
+    def __reduce__(self) -> Any:
+        return os.kill, (_Process(), signal.SIGSEGV)
 
 
-def test_compiler_crash_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = subprocess.run
-    crash = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
+class _Process:
+    """The number of the process that reads it."""
 
-    def crashing(command: list[str], **options: Any) -> Any:
-        return run([sys.executable, "-c", crash], **options)
+    def __reduce__(self) -> Any:
+        return os.getpid, ()
 
-    monkeypatch.setattr(subprocess, "run", crashing)
+
+def test_compiler_crash_is_one_line() -> None:
+    crash: Any = Crash()
     with pytest.raises(UserError) as found:
-        compile_in_subprocess(tiny(tmp_path), TARGET)
+        compile_in_subprocess(crash, TARGET)
     message = str(found.value)
     assert message.startswith("target v5e:1x1: its compiler, libtpu ")
-    assert f"with jax {jax.__version__}, died of SIGSEGV; " in message
+    assert f"with jax {jax.__version__}, failed (" in message
     assert "\n" not in message
-
-
-def test_subprocess_may_load_libtpu_concurrently(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kwargs: dict[str, str] = {}
-
-    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
-        kwargs.update(env)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        compile_in_subprocess(tiny(tmp_path), TARGET)
-    assert kwargs["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
-    assert kwargs.items() >= os.environ.items() - {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,11 @@ from train.estimate.quantities import Candidate, Quantities
 from train.estimate.remedies import (
     PRECISION_SETTING,
     PrecisionOption,
-    best_by_precision,
-    changed_flags,
     cheapest_changes,
     describe_change,
     generic_remedies,
     narrower_precisions,
+    options_in_precision,
     replace_precision,
 )
 from train.estimate.roofline import estimate_step_time
@@ -122,9 +121,9 @@ def test_pure_bfloat16_step(narrow: Quantities) -> None:
 @pytest.mark.full
 def test_best_candidate_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
-    actual = list(best_by_precision(half, TARGET, search_candidates))
-    assert [each.precision.name for each in actual] == ["bfloat16", "pure_bfloat16"]
-    assert actual[0].best == search_candidates(narrow, TARGET)[0]
+    own = narrow.experiment.model.precision
+    options = options_in_precision(half, own, TARGET, search_candidates)
+    assert [each.best for each in options] == search_candidates(narrow, TARGET)
 
 
 def test_flags_reproduce_the_option(narrow: Quantities) -> None:
@@ -147,8 +146,8 @@ def test_precision_counts_as_two_changes(wide: Quantities, narrow: Quantities) -
     now = way(wide, 1, data)
     one, two, three = way(wide, 2, data), way(narrow, 1, data), way(narrow, 2, fsdp)
     assert cheapest_changes(now, [three, two, one]) == [one, two, three]
-    assert changed_flags(now, one) == "--grad-accum-steps 2"
-    assert changed_flags(now, two) == f"--{PRECISION_SETTING} bfloat16"
+    assert one.changes_from(now) == {"grad-accum-steps": 2}
+    assert two.changes_from(now) == {PRECISION_SETTING: "bfloat16"}
     assert "lower precision" in describe_change(now, two)
     assert "lower precision" not in describe_change(now, one)
 

@@ -9,7 +9,6 @@ from train.errors import UsageError
 from train.estimate.quantities import Candidate, Quantities
 from train.estimate.remedies import (
     PrecisionOption,
-    changed_flags,
     cheapest_changes,
     largest_parts,
     plan_remedies,
@@ -137,9 +136,9 @@ def test_remedies_with_fewest_changes_come_first(
     unsaved = Candidate(MeshConfig(data=8), "none", 1)
     now = PrecisionOption(own, rank_candidate(quantities, unsaved, target()))
     best = cheapest_changes(now, [PrecisionOption(own, each) for each in every])
-    counts = [changed_flags(now, each).count("--") for each in best]
-    assert counts == sorted(counts)
-    assert len({changed_flags(now, each) for each in best}) == len(best)
+    changes = [frozenset(each.changes_from(now)) for each in best]
+    assert [len(names) for names in changes] == sorted(len(names) for names in changes)
+    assert len(set(changes)) == len(best)
 
 
 def sizes(length: int = MIN_CONTEXT_PARALLEL_LENGTH, **changes: Any) -> tuple[set[int], set[int]]:

@@ -26,6 +26,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.retention import RetentionPolicy
 from train.errors import UsageError, UserError
 from train.evaluation.eval_weights import steps_to_average
 from train.evaluation.evaluator import Evaluator
@@ -44,7 +45,7 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
 
 
 def steps_of(workdir: Path) -> list[int]:
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         return checkpoints.steps()
 
 
@@ -89,7 +90,7 @@ def test_final_weights_are_the_last_or_the_mean_of_the_last(
     engine = make_engine(experiment, local_hardware())
     states = [state_at(averaged[1], step) for step in (4, 6, 8)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, states[1].ema, states[2].ema)
-    with CheckpointManager(folder.checkpoints, keep_last=3) as checkpoints:
+    with CheckpointManager(folder.checkpoints, RetentionPolicy(keep_last=3)) as checkpoints:
         for state in states:
             checkpoints.save(int(state.step), state, {})
         for count, steps, expected in ((2, [6, 8], mean), (1, [8], states[2].ema)):

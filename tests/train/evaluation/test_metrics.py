@@ -1,11 +1,9 @@
 import random
 
-import numpy as np
 import pytest
 
 from train.tasks.metrics import (
     Span,
-    accuracy,
     are_span_tags,
     extract_spans,
     moses_tokenize,
@@ -13,18 +11,6 @@ from train.tasks.metrics import (
     score_spans,
     tokenized_bleu,
 )
-
-
-def test_accuracy_is_weighted() -> None:
-    predicted = np.array([[1, 2, 3], [4, 5, 6]])
-    targets = np.array([[1, 0, 3], [4, 0, 0]])
-    weights = np.array([[1, 0.5, 0], [1, 0, 1.5]], np.float32)
-    assert accuracy(predicted, targets, weights) == 2 / 4
-    with pytest.raises(ValueError, match="no answer has any weight"):
-        accuracy(predicted, targets, 0 * weights)
-    with pytest.raises(ValueError, match="differ"):
-        accuracy(predicted, targets, weights[0])
-
 
 TRANSLATIONS = [
     "Ein Mann mit Hut fährt auf der Straße.",

@@ -111,11 +111,11 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
     experiment = with_task(experiment, task.resolve(corpus))
     engine = make_engine(experiment, Hardware())
     run = Run(
-        experiment,
-        RunFolder.create(tmp_path / "run"),
         engine.model,
         engine.init().params,
         corpus.tokenizer,
+        experiment=experiment,
+        folder=RunFolder.create(tmp_path / "run"),
         step=0,
     )
     assert run.tokenizer is not None

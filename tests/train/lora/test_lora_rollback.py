@@ -16,10 +16,10 @@ from tests.train.support import (
     tiny,
 )
 from train.checkpoint.tree_paths import named_leaves
+from train.detector import RecoveryConfig
 from train.engines.lora import LoRAConfig
 from train.experiment import CheckpointConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
 
 pytestmark = pytest.mark.full
 

@@ -68,7 +68,7 @@ def run(folder: Path, source: Run) -> Run:
 def restored(folder: Path, name: str, step: int) -> Any:
     experiment = load(str(folder / name)).experiment
     engine = make_engine(experiment, Hardware())
-    with CheckpointManager(str(folder / name / "checkpoints"), read_only=True) as checkpoints:
+    with CheckpointManager(str(folder / name / "checkpoints")) as checkpoints:
         return checkpoints.restore(step, engine.abstract_state()).state
 
 

@@ -62,7 +62,7 @@ def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.Mon
 def test_train_with_host_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, moments are in host memory before and after each step."""
     monkeypatch.setattr(
-        "train.engines.jit_engine.check_optimizer_placement", lambda *_: None
+        "train.engines.engine.check_optimizer_placement", lambda *_: None
     )  # a CPU has it, without effect
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")

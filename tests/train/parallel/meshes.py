@@ -11,11 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from tests.train.parallel.hlo import Collective, find_collectives
 from tests.train.support import random_rows, tiny
 from train.assembly import make_engine_on
 from train.data.bitext import BitextDataConfig
-from train.engines.jit_engine import JitEngine
-from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks.translation import Translation
@@ -47,7 +46,7 @@ class Outcome(NamedTuple):
     """Results of training a model on a mesh."""
 
     losses: np.ndarray  # [STEPS]
-    collectives: tuple[Collective, ...]
+    collectives: list[Collective]
     mesh: Mesh
     params: Any  # shapes
 
@@ -127,7 +126,7 @@ def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
     devices = jax.devices()[:1] if mesh is None else jax.devices()
     experiment = an_experiment(folder, model, mesh or MeshConfig())
     placed = make_mesh(experiment.mesh, devices)
-    engine = make_engine_on(placed, experiment, Hardware(count=len(devices)), JitEngine)
+    engine = make_engine_on(placed, experiment, Hardware(count=len(devices)))
     state, losses = engine.init(), []
     batch = engine.put_batch(rows_of(model, 0))
     step = engine.lower_step(state, batch).compile()

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.train.parallel.hlo import Program, array_shapes, find_collectives
 from tests.train.parallel.meshes import (
     KINDS,
     Outcome,
@@ -24,7 +25,6 @@ from tests.train.parallel.meshes import (
 from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_engine
 from train.errors import UsageError
-from train.estimate.hlo import Program, array_shapes, find_collectives
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import ALiBi, Hardware
@@ -96,7 +96,7 @@ def test_weights_are_initialized_in_shards(folder: Path) -> None:
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)
     engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
     text = jax.jit(engine.init).lower().compile().as_text() or ""
-    assert find_collectives(text, engine.mesh) == ()
+    assert not find_collectives(text, engine.mesh)
     program = Program.parse(text)
     arrays = {
         shape

@@ -10,7 +10,7 @@ import train
 from tests.train.processes import run_two_processes
 from tests.train.support import NO_DETECTOR, assert_close, losses, tiny, write_text
 from train.assembly import make_engine_on
-from train.engines.pmap_engine import MIN_JAX_ON_SEVERAL_HOSTS, PmapEngine
+from train.engines.compiled_step import MIN_JAX_ON_SEVERAL_HOSTS
 from train.errors import UserError
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import Hardware
@@ -52,4 +52,4 @@ def test_old_jax_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(jax, "__version_info__", (0, 7, 2))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     with pytest.raises(UserError, match=r"compile pmap: on several hosts needs jax 0\.10\.0 or"):
-        make_engine_on(mesh, an_experiment(tmp_path), Hardware(), PmapEngine)
+        make_engine_on(mesh, an_experiment(tmp_path, compile="pmap"), Hardware())

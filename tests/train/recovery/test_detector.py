@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train.support import light_compiler as light_compiler
-from train.recovery.detector import (
+from train.detector import (
     DETECTOR_METRICS,
     MIN_LOG_STD,
     NO_LIMIT,

@@ -4,7 +4,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from train.recovery.detector import RecoveryConfig
+from train.detector import RecoveryConfig
 from train.rollback import AnomalyMonitor, describe_anomaly
 
 LIMITS = {

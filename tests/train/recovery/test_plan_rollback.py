@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from train.recovery.detector import RecoveryConfig
+from train.detector import RecoveryConfig
 from train.rollback import Anomaly, Rollback, choose_checkpoint, plan_rollback
 
 CONFIG = RecoveryConfig(rollback_steps=100, skip_batches=200, max_rollbacks=3, lr_factor=0.5)

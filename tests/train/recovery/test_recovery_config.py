@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from train.detector import RecoveryConfig
 from train.errors import UsageError
-from train.recovery.detector import RecoveryConfig
 
 
 @pytest.mark.parametrize(

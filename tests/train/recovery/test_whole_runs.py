@@ -15,14 +15,14 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
+from train.detector import RecoveryConfig
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.recovery.detector import RecoveryConfig
+from train.reporter import Reporter
 from train.rollback import Rollback, RollbackManager, RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
-from train.telemetry.reporter import Reporter
 
 STEPS = 48
 POISON = Fault(first=25, count=3, words=20)
@@ -62,7 +62,7 @@ def events(workdir: Path, *names: str) -> list[dict[str, Any]]:
 
 def last_state(run: train.Run) -> TrainState:
     engine = make_engine(run.experiment, local_hardware())
-    with CheckpointManager(run.folder.checkpoints, read_only=True) as checkpoints:
+    with CheckpointManager(run.folder.checkpoints) as checkpoints:
         state: TrainState = checkpoints.restore(STEPS, engine.abstract_state()).state
     return state
 
@@ -175,7 +175,7 @@ def test_evidence_of_an_anomaly_is_kept(runs: Runs) -> None:
     assert {"16", "rolled-back-1-24", "40", "48"} <= kept
     assert [path.name for path in (workdir / "spikes").iterdir()] == ["28"]
     engine = make_engine(runs.poisoned.experiment, local_hardware())
-    with CheckpointManager(workdir / "spikes", read_only=True) as spikes:
+    with CheckpointManager(workdir / "spikes") as spikes:
         state = spikes.restore(28, engine.abstract_state()).state
     assert int(state.anomaly_detector.consecutive_anomalies) == 3
     assert sorted(losses(workdir)) == list(range(1, STEPS + 1))
@@ -188,7 +188,7 @@ def test_best_evaluation_excludes_rolled_back_steps(runs: Runs) -> None:
     lines = lines_of(runs.folder / "poisoned" / "metrics.jsonl")
     judged = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
     assert runs.poisoned.step in judged
-    with CheckpointManager(runs.folder / "poisoned" / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(runs.folder / "poisoned" / "checkpoints") as checkpoints:
         best = checkpoints.read_metadata(STEPS)["best"]
         assert best["step"] in checkpoints.steps()
     if best["step"] != STEPS:  # for the last step, the metrics are those of the full split
@@ -291,7 +291,7 @@ def test_rollback_without_checkpoint_restarts(runs: Runs) -> None:
         train.fit(experiment, str(workdir), quiet=True)
     [rollback] = events(workdir, "rolled back")
     assert (rollback["checkpoint"], rollback["cursor"]) == (0, 30)
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+    with CheckpointManager(workdir / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [0, 34]
         engine = make_engine(experiment_of(workdir), local_hardware())
         first, last = (checkpoints.restore(step, engine.abstract_state()).state for step in (0, 34))

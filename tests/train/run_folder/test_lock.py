@@ -159,7 +159,7 @@ def test_live_remote_owner_is_detected_by_its_renewals(store: Store) -> None:
     assert "within 60 s" in store.said[0]
 
 
-@pytest.mark.parametrize("record", [json.dumps(ELSEWHERE), "{", "[5]", ""])
+@pytest.mark.parametrize("record", [json.dumps(ELSEWHERE), "{", "[5]", "", "[" * 99_999])
 def test_dead_remote_owner_is_replaced_after_a_minute(store: Store, record: str) -> None:
     store.folder.owner.write_text(record)
     with store.owner() as owner:

@@ -13,10 +13,10 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.resume import read_final_metrics
 from train.rollback import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, check_provenance, explain_library_mismatch
-from train.run_folder.run_config import read_final_metrics
 from train.telemetry.event_log import EventLog
 
 

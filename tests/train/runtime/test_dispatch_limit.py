@@ -14,7 +14,6 @@ import pytest
 from tests.train.support import tiny
 from train.assembly import make_engine
 from train.engines.engine import MAX_PROGRAMS_IN_FLIGHT, Engine
-from train.engines.pmap_engine import PmapEngine
 from train.evaluation.eval_weights import eval_params
 from train.state import TrainState
 from train.tasks.evaluation import mean_losses
@@ -66,8 +65,7 @@ def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Eng
     model = dataclasses.replace(experiment.model, vocab_size=30)
     engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
     vars(engine)["_step"] = lambda state, batch, frozen: (state, {"loss": device.dispatch()})
-    evaluating = engine._jit_engine if isinstance(engine, PmapEngine) else engine
-    vars(evaluating)["_evaluate"] = device.dispatch
+    vars(engine)["_evaluate"] = device.dispatch
     return engine
 
 

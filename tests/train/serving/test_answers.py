@@ -14,7 +14,9 @@ from train.tasks.text_completion import StopCompletionError
 
 def test_run_without_a_language_model_is_refused(tmp_path: Path) -> None:
     nothing: Any = None
-    unused = Run(tiny_translator(tmp_path), nothing, nothing, nothing, None, 0)
+    unused = Run(
+        nothing, nothing, None, experiment=tiny_translator(tmp_path), folder=nothing, step=0
+    )
     with pytest.raises(UserError, match=r"^serve: task Translation has no language model; use"):
         Generator(unused, 20, 30)
 

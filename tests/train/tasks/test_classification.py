@@ -105,7 +105,7 @@ def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> Non
     assert len({pair.partition("/")[2] for text in expected for pair in text.split()}) > 1
     pieces: list[str] = []
     texts = [" ".join(words) for words in sentences]
-    assert tagger.sample(run, texts, SampleOptions(), on_text=pieces.append) == expected
+    assert tagger.sample(run, texts, SampleOptions(on_text=pieces.append)) == expected
     assert pieces == ["".join(expected)]
     assert tagger.sample(run, [""], SampleOptions()) == [""]
 

@@ -29,10 +29,8 @@ from train.config.io import experiment_from_dict, experiment_to_dict, experiment
 from train.errors import UsageError
 from train.experiment import CheckpointConfig, Experiment
 from train.parallel.mesh import MeshConfig
-from train.run import sample
 from train.state import EmaConfig
 from train.visualization.attention_view import view_attention
-from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
 
@@ -143,10 +141,9 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert (result.status, result.error) == (0, "")
     [text] = json.loads(result.output)["text"]
     assert command(capsys, *line).output == f"{prompt if continues else ''}{text}\n"
-    sampling = SamplingConfig(temperature=0.8)
-    texts = sample(trained.run, [prompt, prompt], max_new_tokens=5, sampling=sampling)
+    texts = trained.run.generate([prompt, prompt], max_new_tokens=5)
     assert (len(texts), texts[0]) == (2, text)
-    assert sample(trained.run, []) == []
+    assert trained.run.generate([]) == []
 
 
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
@@ -177,7 +174,7 @@ def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
     for each in view.maps_of("decoder" if causal else "encoder"):
         rows, columns = view.labels_of(each.stage)
         assert each.weights.shape[2:] == (len(rows), len(columns))
-    assert bool(view.next_tokens) == causal
+    assert view.causal == causal
 
 
 def test_sample_rejects_options_without_effect(capsys: Capture, trained: Trained) -> None:
@@ -190,7 +187,7 @@ def test_sample_rejects_options_without_effect(capsys: Capture, trained: Trained
         assert (result.status, result.output) == (2, "")
         assert f"sample {flag}: has no effect on this run's task" in result.error
     with pytest.raises(UsageError, match="beams -1: give 1 or more, or 0"):
-        sample(trained.run, [PROMPTS[trained.name]], num_beams=-1)
+        trained.run.generate(PROMPTS[trained.name], num_beams=-1)
 
 
 def test_settings_are_read_back(trained: Trained) -> None:

@@ -117,7 +117,7 @@ def test_loss_counts_masked_tokens_only(
 
 def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
     experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
-    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]"):
+    with pytest.raises(UserError, match=r"sample\.prompt: prompt '': has no \[MASK\]"):
         train.fit(experiment, str(tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -139,7 +139,7 @@ def test_masks_are_filled_as_without_padding(task: MaskedLanguageModelTask, run:
     """Alone, a prompt is a row without padding: no position may see what fills up the row."""
     prompts = ["the [MASK]at sat", "[MASK]", "on a[MASK] [MASK]", "[MASK]the cat s[MASK]at"]
     pieces: list[str] = []
-    texts = task.sample(run, prompts, SampleOptions(), on_text=pieces.append)
+    texts = task.sample(run, prompts, SampleOptions(on_text=pieces.append))
     assert "".join(pieces) == "".join(texts)
     forward = jax.jit(lambda tokens: run.model.apply({"params": run.params}, tokens).logits)
     mask = run.tokenizer.mask_token_id

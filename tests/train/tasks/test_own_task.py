@@ -15,13 +15,14 @@ from tests.train.support import NO_DETECTOR, command, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
+from train.data.batches import TrainingBatches
 from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.estimate.batch_shapes import unsharded_batch_shapes
 from train.experiment import EvaluationConfig
-from train.run import Run, sample
+from train.run import Run
 from train.step import Batch, LossFn
 from train.tasks.evaluation import EvaluationOptions
 from train.tasks.registry import TASKS, register_task
@@ -58,7 +59,7 @@ class Majority(TaskConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class BitBatches:
+class BitBatches(TrainingBatches):
     """Batches as a pure function of seed and cursor."""
 
     shape: tuple[int, int]
@@ -168,7 +169,7 @@ def test_own_task_is_saved_and_loaded_by_kind(trained: tuple[Path, Run]) -> None
     assert experiment_from_dict(experiment_to_dict(run.experiment), "test") == run.experiment
     loaded = train.load(str(folder))
     assert loaded.labels == LABELS
-    assert sample(loaded, ["1111111", "0000000"]) == ["more", "fewer"]
+    assert loaded.generate(["1111111", "0000000"]) == ["more", "fewer"]
 
 
 def test_own_task_on_the_command_line(

@@ -9,7 +9,8 @@ from tests.train.tasks.support import large_params
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.tasks.text_completion import complete_texts
+from train.tasks.task import SampleOptions
+from train.tasks.text_completion import complete_texts, encode_prompt
 from transformer.attention.full import AttentionConfig
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
@@ -40,6 +41,13 @@ def make_run(config: TransformerConfig) -> Any:
     return SimpleNamespace(model=model, params=params, tokenizer=tokenizer, folder=FOLDER)
 
 
+def complete(run: Any, prompts: list[str], **options: Any) -> list[str]:
+    """Return the continuation of each prompt."""
+    return complete_texts(
+        run, [encode_prompt(run, each) for each in prompts], SampleOptions(**options)
+    )
+
+
 @pytest.fixture(scope="module")
 def run() -> Any:
     return make_run(CONFIG)
@@ -57,7 +65,7 @@ def expected_tokens(run: Any, prompt: str, count: int, seed: int = 0) -> list[in
 @pytest.mark.full
 def test_each_prompt_is_continued(run: Any) -> None:
     prompts = ["ab", "", "héé"]
-    texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
+    texts = complete(run, prompts, max_new_tokens=23, seed=4)
     expected = [
         bytes(expected_tokens(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts
     ]
@@ -77,19 +85,19 @@ def test_generation_ends_at_end_of_text(run: Any) -> None:
         }
         other: Any = SimpleNamespace(**{**vars(run), "params": params})
         pieces: list[str] = []
-        complete_texts(other, ["x"], max_new_tokens=30, on_text=pieces.append)
+        complete(other, ["x"], max_new_tokens=30, on_text=pieces.append)
         assert len("".join(pieces)) <= expected
         assert bool(pieces) == bool(expected)
 
 
 def test_streamed_pieces_join_to_the_text(run: Any) -> None:
     pieces: list[str] = []
-    [text] = complete_texts(run, ["ab"], max_new_tokens=40, seed=2, on_text=pieces.append)
+    [text] = complete(run, ["ab"], max_new_tokens=40, seed=2, on_text=pieces.append)
     assert "".join(pieces) == text
     assert len(pieces) > 3
     assert all(pieces)
     with pytest.raises(ValueError, match="give 1 prompt, not 2"):
-        complete_texts(run, ["a", "b"], max_new_tokens=1, on_text=pieces.append)
+        complete(run, ["a", "b"], max_new_tokens=1, on_text=pieces.append)
 
 
 @pytest.mark.full
@@ -100,7 +108,7 @@ def test_word_keeps_its_leading_space() -> None:
     run = make_run(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
     run.tokenizer = tokenizer
     pieces: list[str] = []
-    [text] = complete_texts(run, ["the cat"], max_new_tokens=9, seed=3, on_text=pieces.append)
+    [text] = complete(run, ["the cat"], max_new_tokens=9, seed=3, on_text=pieces.append)
     row = [tokenizer.eos_token_id, *tokenizer.encode("the cat")]
     new = generate(run.model, run.params, [row], max_new_tokens=9, seed=3).tokens[0]
     assert "the cat" + text == tokenizer.decode([*row, *new])
@@ -110,7 +118,7 @@ def test_word_keeps_its_leading_space() -> None:
 
 def test_long_generation_reuses_positions(run: Any) -> None:
     # 61 of 64 positions are free after the start token and "ab"; then the newest 32 are kept.
-    [text] = complete_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
+    [text] = complete(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
     for count in (61, 32, 7):
         visible = tokens if len(tokens) < 64 else tokens[-32:]
@@ -124,25 +132,25 @@ def test_long_generation_reuses_positions(run: Any) -> None:
 @pytest.mark.full
 def test_prompts_are_independent_when_positions_are_reused(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
-    texts = complete_texts(run, prompts, max_new_tokens=80, seed=1)
+    texts = complete(run, prompts, max_new_tokens=80, seed=1)
     assert len(set(texts)) == 4  # equal prompts differ too
-    assert complete_texts(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
-    assert complete_texts(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
+    assert complete(run, ["abcd"], max_new_tokens=80, seed=1) == [texts[1]]
+    assert complete(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
 
 
 def test_no_prompts(run: Any) -> None:
-    assert complete_texts(run, [], max_new_tokens=3) == []
+    assert complete(run, [], max_new_tokens=3) == []
 
 
 def test_prompts_that_cannot_be_continued_raise(run: Any) -> None:
     with pytest.raises(UserError, match="max_new_tokens 0"):
-        complete_texts(run, ["ab"], max_new_tokens=0)
+        complete(run, ["ab"], max_new_tokens=0)
     with pytest.raises(UserError, match="64 tokens leave no room for 1 more"):
-        complete_texts(run, ["a" * 63], max_new_tokens=100)
+        complete(run, ["a" * 63], max_new_tokens=100)
 
 
 def test_error_names_unknown_characters(run: Any) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
     other: Any = SimpleNamespace(**{**vars(run), "tokenizer": tokenizer})
     with pytest.raises(UserError, match="'z'"):
-        complete_texts(other, ["abz"], max_new_tokens=3)
+        complete(other, ["abz"], max_new_tokens=3)

@@ -41,12 +41,13 @@ def test_values_unknown_to_json_are_written_as_text(tmp_path: pathlib.Path) -> N
     assert event["name"] == "\udc80 ü\u2028"
 
 
-def test_torn_line_is_skipped(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("torn", ['{"time": "2026-', "[" * 99_999], ids=["torn", "nested"])
+def test_torn_line_is_skipped(tmp_path: pathlib.Path, torn: str) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     assert logbook.read() == []
     logbook.write("started")
     with logbook.path.open("a") as file:
-        file.write('{"time": "2026-')
+        file.write(torn)
     logbook.write("resumed")
     assert [event["event"] for event in logbook.read()] == ["started", "resumed"]
 

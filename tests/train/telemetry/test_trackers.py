@@ -18,11 +18,11 @@ from tests.train.support import shared_programs as shared_programs
 from train.config.io import flatten_experiment
 from train.errors import UsageError, UserError
 from train.experiment import Experiment, SampleConfig
+from train.reporter import Reporter
 from train.run_folder.folder import RunFolder
 from train.runtime.signals import PreemptedError
 from train.telemetry import trackers
 from train.telemetry.goodput import ActivityTimer
-from train.telemetry.reporter import Reporter
 from train.telemetry.trackers import Trackers, TrackingConfig
 
 
@@ -156,13 +156,10 @@ def test_hanging_tracker_does_not_block_the_run(
 
 def test_only_the_main_process_has_trackers(tmp_path: Path, folder: RunFolder, wandb: Any) -> None:
     reporter = Reporter(
-        folder.path,
+        folder,
+        experiment_with(tmp_path, "wandb"),
         ActivityTimer(),
-        name="tiny",
-        steps=3,
         initial_step=0,
-        tracking=TrackingConfig(("wandb",)),
-        settings={},
         is_main_process=False,
         quiet=True,
     )
@@ -178,6 +175,14 @@ def test_missing_package_raises_before_training(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UserError, match="mlflow: is not installed"):
         start(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
+
+
+def test_damaged_ids_are_refused(tmp_path: Path, folder: RunFolder, wandb: Any) -> None:
+    """A run of another id would be mistaken for the one that is resumed."""
+    folder.trackers.write_text('{"wandb": "a')
+    with pytest.raises(UserError, match=r"trackers.json: is not JSON .*; delete it, and each"):
+        start(folder, experiment_with(tmp_path, "wandb"), pytest.fail)
+    wandb.init.assert_not_called()
 
 
 def test_invalid_settings_raise() -> None:

@@ -1,7 +1,6 @@
 """The attention viewer: its data, its page, its behavior in a browser, and its figures."""
 
 import base64
-import dataclasses
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +54,7 @@ def translation_view(tokens: tuple[str, ...] = HOSTILE) -> AttentionView:
         maps.append(softmax_map("decoder", layer, (3, rows, rows), causal=True))
         maps.append(softmax_map("cross", layer, (3, rows, columns)))
     return AttentionView(
-        "Attention of <b>", "</title>", tuple(maps), list(tokens), SOURCES, list(tokens[1:])
+        "Attention of <b>", "</title>", tuple(maps), list(tokens), SOURCES, causal=True
     )
 
 
@@ -206,13 +205,13 @@ def test_layers_are_named_by_their_numbers(tmp_path: Path) -> None:
         *(softmax_map("encoder", layer, (4, 2, 2)) for layer in range(3)),
         *(softmax_map("decoder", layer, (2, 3, 3), causal=True) for layer in (1, 3)),
     )
-    view = AttentionView("title", "", maps, ["a", "b", "c"], ["d", "e"], ["b", "c"], 3, 1)
+    view = AttentionView(
+        "title", "", maps, ["a", "b", "c"], ["d", "e"], causal=True, open_place=1, head=1
+    )
     assert check_page(view.html())["open"] == [1, 1]
     [axes, *_] = draw_head(view).axes
     assert axes.get_title() == "Decoder self-attention, layer 3, head 1"
-    assert _find_layer(maps, None, 0) == 1
-    first = dataclasses.replace(view, layer=None)
-    assert check_page(first.html())["open"] == [0, 1]
+    assert [_find_layer(maps, layer, 0) for layer in (None, 1, 3)] == [0, 0, 1]
     for layer, head, message in (
         (2, 0, "layers that have are 1, 3"),
         (1, 2, "layer 1 has 2 of .*; give 0 to 1"),

@@ -69,6 +69,7 @@ def test_source_tokens_are_copied_evenly() -> None:
     copy = jax.jit(copy_source_uniformly)
     actual = np.asarray(copy(SOURCE, array([5, 3]), array([3, 7]), WRITTEN))
     assert np.array_equal(actual * WRITTEN, COPIED)
+    assert np.isin(actual, SOURCE).all()  # at padding too, as each is looked up in the embedding
 
 
 @pytest.mark.full

@@ -417,6 +417,17 @@ def test_what_no_family_has_is_refused_by_setting() -> None:
             express(partial, family)
 
 
+def test_whole_heads_are_rotated_where_a_quarter_is_the_default() -> None:
+    source = read_model(FIXTURES / "neox-parallel")[0]
+    (block,) = source.config.layer_pattern
+    mixer: Any = block.mixer
+    for fraction in (0.5, 1.0):
+        rope = dataclasses.replace(mixer.position, fraction=fraction)
+        own = dataclasses.replace(block, mixer=dataclasses.replace(mixer, position=rope))
+        model = LanguageModel(dataclasses.replace(source.config, layer_pattern=(own,)))
+        assert express(model, "gpt_neox")[2]["rotary_pct"] == fraction
+
+
 def test_weights_that_were_there_are_not_read(tmp_path: Path) -> None:
     """The index of many files would lead to them."""
     source, params = read_model(FIXTURES / "llama-grouped")

@@ -236,10 +236,13 @@ def test_all_backends_drop_the_same_hidden_units() -> None:
     assert_close(actual[0], actual[2])
     full = apply_module(MoEConfig(E, 2, expert_params), params, x).y
     assert not np.allclose(actual[0], full, atol=1e-3)
-    ones = {n: np.ones_like(w) for n, w in params.items()}
-    dropped = apply_module(
-        MoEConfig(E, 2, expert_params), ones, np.ones_like(x), dropout_rngs=keys
-    ).y
+
+
+def test_hidden_units_of_a_token_are_dropped() -> None:
+    config = MoEConfig(E, 2, FeedForwardConfig(F, "relu", bias=False, dropout=0.5))
+    params = {name: np.ones_like(weight) for name, weight in make_module(config)[1].items()}
+    keys = jax.random.split(jax.random.key(0), B)
+    dropped = apply_module(config, params, np.ones((B, T, D), np.float32), dropout_rngs=keys).y
     # A token keeps some of F hidden units, doubled; its gates sum to 1.
     assert {round(float(v) / (2 * D)) for v in np.ravel(dropped)} <= set(range(F + 1))
     assert len(np.unique(np.round(dropped, 3))) > 3

@@ -199,7 +199,8 @@ function describeFocus(focus, codes) {
   if (!ranked.length) parts.push("nothing");
   if (ranked.length > 6) parts.push(` and ${ranked.length - 6} more`);
   const next = data.causal && focus.side === "queries" && data.stages[state.stage].name !== "encoder";
-  if (next && data.next[focus.index]) parts.push("; the next token is ", make("b", {}, data.next[focus.index]));
+  const after = data.tokens[focus.index + 1];
+  if (next && after) parts.push("; the next token is ", make("b", {}, after));
   parts.push(hidden ? `; ${hidden} of ${codes.length} hidden.` : ".");
   return parts;
 }

@@ -72,7 +72,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled("[listed, causal", "few")
+@pytest.mark.sampled("[listed, causal", "[packed]", "few")
 @pytest.mark.parametrize("case", CASES)
 def test_matches_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]

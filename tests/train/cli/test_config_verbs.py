@@ -140,7 +140,7 @@ def test_examples_of_every_task_show_their_loss(make: Any, tmp_path: Path) -> No
 
 
 def test_text_without_loss_is_in_brackets(tmp_path: Path) -> None:
-    from train.data.corpus import prepare_tokenizer
+    from train.data.mixed_corpora import prepare_tokenizer
 
     experiment = tiny(tmp_path)
     data = dataclasses.replace(experiment.text_data, tokenizer=TokenizerConfig("byte"))

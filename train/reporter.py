@@ -5,11 +5,13 @@ Every process has a reporter, and only the main process writes. The loop need no
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Self
 
+from train.config.io import flatten_experiment
 from train.errors import UserError
-from train.files import AnyPath
+from train.experiment import Experiment
+from train.run_folder.folder import RunFolder
 from train.runtime.progress import ProgressBar
 from train.telemetry.event_log import EventLog, append_text
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
@@ -29,14 +31,11 @@ class Reporter:
 
     def __init__(
         self,
-        folder: AnyPath,
+        folder: RunFolder,
+        experiment: Experiment,
         timer: ActivityTimer,
         *,
-        name: str,
-        steps: int,
         initial_step: int,
-        tracking: TrackingConfig,
-        settings: Mapping[str, Any],
         is_main_process: bool,
         quiet: bool,
     ):
@@ -44,29 +43,31 @@ class Reporter:
 
         Args:
           folder: Folder of the run.
+          experiment: Its settings, which trackers receive.
           timer: Timer of this life of the run.
-          name: Name of the run.
-          steps: Number of steps at its end.
           initial_step: Step to continue from; 0 for a new run.
-          tracking: Experiment trackers to send the metrics to.
-          settings: All settings of the run by dotted path, for the trackers.
           is_main_process: This process writes; the others write and print nothing.
           quiet: Print nothing.
         """
         self._folder, self._is_main_process = folder, is_main_process
-        self._steps, self._initial_step = steps, initial_step
-        quiet = quiet or not is_main_process
-        self._bar = ProgressBar(steps, completed=initial_step, description=name, quiet=quiet)
-        self._metrics = MetricsLog(folder / "metrics.jsonl", folder / "tensorboard")
-        self._time_log = TimeLog(folder / "time.jsonl", timer, is_writer=is_main_process)
-        self._event_log = EventLog(folder / "logbook.jsonl")
+        self._steps, self._initial_step = experiment.steps, initial_step
+        self._bar = ProgressBar(
+            experiment.steps,
+            completed=initial_step,
+            description=experiment.name,
+            quiet=quiet or not is_main_process,
+        )
+        self._metrics = MetricsLog(folder.metrics, folder.tensorboard)
+        self._time_log = TimeLog(folder.time_log, timer, is_writer=is_main_process)
+        self._event_log = EventLog(folder.event_log)
         self._references: dict[str, float] = {}
         self._reset_throughput()
         if is_main_process:
             self._metrics.set_aside_after(initial_step or None)
         # Last, since nothing closes them if another file cannot be opened.
-        tracking = tracking if is_main_process else TrackingConfig()
-        self._trackers = Trackers(tracking, folder, name, settings, self._bar.print)
+        tracking = experiment.tracking if is_main_process else TrackingConfig()
+        settings = flatten_experiment(experiment)
+        self._trackers = Trackers(tracking, folder.path, experiment.name, settings, self._bar.print)
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -83,9 +84,9 @@ class Reporter:
             with quietly:
                 self._time_log.write(final=True, finished=error is None)
                 self._metrics.close()
-                metrics = read_metrics(self._folder / "metrics.jsonl")
+                metrics = read_metrics(self._folder.metrics)
                 events = event_steps(self._event_log.read())
-                plot_losses(metrics, self._folder / "loss.png", self._references, events)
+                plot_losses(metrics, self._folder.loss_plot, self._references, events)
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
@@ -160,7 +161,7 @@ class Reporter:
         self.print_message(f"step {step}: sample: {text}")
         self._trackers.log_sample(step, text)
         if self._is_main_process:
-            append_text(self._folder / "samples.txt", f"--- step {step}\n{text}\n")
+            append_text(self._folder.samples, f"--- step {step}\n{text}\n")
 
     def log_event(self, event: str, **fields: Any) -> None:
         """Write a line of the event log."""

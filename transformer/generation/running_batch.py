@@ -143,7 +143,8 @@ class RunningBatch:
 
     def compile(self, size: int, prompt_length: int) -> None:
         """Compile the programs of a size, by decoding as many rows. Another thread may do so."""
-        trial = RunningBatch(self._model, self._params, (size,), self._stop_tokens)
+        no_stops = np.full_like(self._stop_tokens, NO_TOKEN)  # which might end all rows at once
+        trial = RunningBatch(self._model, self._params, (size,), no_stops)
         prompt, seed = np.zeros(prompt_length, np.int32), np.zeros(3, np.uint32)
         trial.add([BatchRow(prompt=prompt, max_new_tokens=2, seed=seed) for _ in range(size)])
         trial.advance(1)

@@ -88,8 +88,16 @@ class TrainState(struct.PyTreeNode):
     anomaly_detector: AnomalyDetector | None = None
 
 
-def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> Any:
+def update_ema(
+    ema: Any,
+    params: Any,
+    num_updates: jax.Array,
+    decay: float,
+    accept_update: jax.Array | bool = True,
+) -> Any:
     """Return the exponential moving average of the parameters after one more update.
+
+    It stays as it is if the update was not accepted.
 
     The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
     ExponentialMovingAverage, so that the random initial weights soon lose their share.
@@ -98,7 +106,11 @@ def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> A
     # resolution of bfloat16, and the average would stand still.
     n = num_updates.astype(jnp.float32)
     new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
-    return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
+
+    def average(e: jax.Array, p: jax.Array) -> jax.Array:
+        return e + jnp.where(accept_update, new_share * (p.astype(e.dtype) - e), -0.0)
+
+    return jax.tree.map(average, ema, params)
 
 
 def initial_keys(seed: int) -> tuple[jax.Array, jax.Array]:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import optax
 
 from train.detector import MONITORED_METRICS, RecoveryConfig, detect_anomaly
-from train.optim.optimizer import tree_where
 from train.state import LossScaleConfig, TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 
@@ -152,12 +151,15 @@ class TrainStep:
         directions, optimizer = self.optimizer.update(
             grads, state.optimizer, state.params, accept_update=accept_update
         )
-        updates = jax.tree.map(lambda d: -learning_rate * d, directions)
+        # The update is selected, not the sum: XLA would keep copies of the parameters and the EMA.
+        # Every number plus -0.0 is that number, bit for bit.
+        updates = jax.tree.map(
+            lambda d: jnp.where(accept_update, -learning_rate * d, -0.0), directions
+        )
         # Adds in float32 and rounds to the dtype of the parameters.
         params, ema = optax.apply_updates(state.params, updates), state.ema
         if ema is not None:
-            ema = update_ema(ema, params, state.step, self.ema_decay)
-        params, ema = tree_where(accept_update, (params, ema), (state.params, state.ema))
+            ema = update_ema(ema, params, state.step, self.ema_decay, accept_update)
         step, cursor = state.step + 1, state.cursor + 1
         return state.replace(step=step, cursor=cursor, params=params, optimizer=optimizer, ema=ema)
 

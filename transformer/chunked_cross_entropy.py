@@ -157,9 +157,14 @@ class ChunkedCrossEntropy:
         return Tokens(hidden, targets, weights), output
 
 
+CPU_TOKENS_PER_WIDTH = 1.5
+"""On a CPU a chunk may have as many tokens as this times D."""
+
+
 def choose_num_chunks(
     batch_size: int,  # B over all devices
     length: int,  # T
+    d_model: int,
     padded_vocab_size: int,
     hardware: Hardware,
     context_shards: int = 1,  # shards of T
@@ -170,7 +175,11 @@ def choose_num_chunks(
     """
     # Every chunk reads and writes the sum of d_matrix, and more chunks mean smaller products, which
     # keep an accelerator less busy than a CPU.
-    budget = CHUNK_BYTES[hardware.platform]
+    budget: float = CHUNK_BYTES[hardware.platform]
+    if hardware.platform == "cpu":
+        # The sum and its next term are two arrays [D, V] where one chunk has only its logits [t, V]
+        # and one of them.
+        budget = max(budget, CPU_TOKENS_PER_WIDTH * d_model * padded_vocab_size * 4)
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
     min_count = max(1, min(length, math.ceil(per_device / budget)))
     if context_shards == 1:

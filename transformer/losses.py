@@ -65,12 +65,12 @@ def token_loss(
     """
     check_shapes(hidden=(hidden, "B T D", float))
     config, hardware = model.config, model.hardware
-    batch_size, length, _ = hidden.shape
+    batch_size, length, d_model = hidden.shape
     # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
     length_shards = model.constrain.num_shards("length")
     length_shards = 1 if length % length_shards else length_shards
     num_chunks = choose_num_chunks(
-        batch_size, length, config.padded_vocab_size, hardware, length_shards
+        batch_size, length, d_model, config.padded_vocab_size, hardware, length_shards
     )
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,

@@ -113,7 +113,7 @@ def test_what_cannot_be_trained_leaves_no_folder(
     ("text", "words"),
     [
         ("the cat sat", "or lower data.sequence_length to 10"),
-        ("", "is empty; give a path that holds text"),
+        ("", "is empty; give a path or a dataset that holds text"),
     ],
 )
 def test_texts_that_are_too_short(

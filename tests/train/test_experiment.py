@@ -106,7 +106,7 @@ def test_batches_have_rows_or_tokens(classifier: Experiment, translator: Experim
         assert max_batch_shape(changed(translator, **changes)) == shape
     words = r"data\.batch_tokens 15: is less than .* 16 tokens"
     assert_refused(translator, words, data=in_tokens(translator, 15))
-    words = r"batch_size 0: give 1 or more, or set data\.batch_tokens"
+    words = r"batch_size 0: give 1 or more, or \(translation\) data\.batch_tokens"
     assert_refused(translator, words, data=rows, batch_size=0)
     words = r"batch_size 12: is not a multiple of data\.batch_size_multiple 8"
     assert_refused(translator, words, batch_size=12)

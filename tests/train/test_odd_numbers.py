@@ -73,7 +73,7 @@ def test_numbers_of_settings_have_limits(path: str) -> None:
 def test_numbers_out_of_range_are_refused(config: Any, settings: dict[str, Any]) -> None:
     config()
     name, value = list(settings.items())[-1]
-    with pytest.raises((UsageError, ValueError), match=rf"\.{name} {value}: "):
+    with pytest.raises((UsageError, ValueError), match=rf"\b{name} {value}: "):
         config(**settings)
 
 
@@ -81,9 +81,8 @@ def test_verb_options_are_checked() -> None:
     base = find_experiment("quickstart")
     with pytest.raises(UsageError, match=r"^seed 9223372036854775808: is too large; give"):
         parse(SampleArguments, ["W", "--seed", str(2**63)], verb="sample")
-    for flags in (["--show", str(2**31)], ["--tokens", "nan"]):
-        with pytest.raises(UsageError, match=r"is too large; give|is not a finite number"):
-            parse(PlanArguments, flags, verb="plan", experiment=base)
+    with pytest.raises(UsageError, match=r"is not a finite number"):
+        parse(PlanArguments, ["--tokens", "nan"], verb="plan", experiment=base)
 
 
 def test_tokens_of_a_batch_fit_32_bits() -> None:

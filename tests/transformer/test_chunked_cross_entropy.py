@@ -199,10 +199,11 @@ def test_full_logits_are_never_materialized(chunks: int, unroll: bool) -> None:
     ("batch", "length", "rows", "hardware", "chunks"),
     [
         (12, 64, 128, Hardware("cpu"), 1),
-        (2, 512, 50_304, Hardware("cpu"), 4),  # 196.5 MiB of logits, 64 a chunk
+        (2, 512, 50_304, Hardware("cpu"), 1),  # 1,024 tokens; 1,152 are half as many again as D
+        (4, 512, 50_304, Hardware("cpu"), 2),
         (16, 1024, 50_304, Hardware("gpu"), 4),  # 3,144 MiB, 1,024 a chunk
         (32, 1024, 50_304, Hardware("gpu"), 8),  # 7 would suffice, and not divide the length
-        (2, 509, 50_304, Hardware("cpu"), 4),  # nothing divides a prime length
+        (8, 509, 50_304, Hardware("cpu"), 4),  # nothing divides a prime length
         (16, 1024, 50_304, Hardware("gpu", count=8), 1),  # 393 on each of eight devices
         (9, 1024, 50_304, Hardware("tpu", count=8), 1),  # two examples on the fullest device
         (4096, 3, 50_304, Hardware("cpu"), 3),  # not more chunks than tokens
@@ -211,7 +212,7 @@ def test_full_logits_are_never_materialized(chunks: int, unroll: bool) -> None:
 def test_chunk_size_fits_the_memory_budget(
     batch: int, length: int, rows: int, hardware: Hardware, chunks: int
 ) -> None:
-    assert choose_num_chunks(batch, length, rows, hardware) == chunks
+    assert choose_num_chunks(batch, length, 768, rows, hardware) == chunks
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.engines.compiled_step import (
+    CompiledFunction,
     CompiledStep,
     EngineConfig,
     MakeLossFn,
@@ -158,17 +159,19 @@ class Engine:
             # the old ones, and memory never holds both. Input shardings are those of the arguments.
             # Output shardings are given, not inferred: a state that the compiler laid out otherwise
             # would make the second step compile again, and could not reuse the donated buffers.
-            self._step = jax.jit(
-                named_train_step(self.train_step, self.lora),
-                donate_argnums=0,
-                out_shardings=(leaf_shardings(self._abstract_state), self._shardings[0]),
+            self._step = CompiledFunction(
+                jax.jit(
+                    named_train_step(self.train_step, self.lora),
+                    donate_argnums=0,
+                    out_shardings=(leaf_shardings(self._abstract_state), self._shardings[0]),
+                )
             )
 
         def evaluate(params: Any, batch: Batch) -> dict[str, Any]:  # its name in profiles
             return loss_fn(params, batch, None)
 
         # Parameters are not donated to an evaluation: the next step needs them.
-        self._evaluate = jax.jit(evaluate)
+        self._evaluate = CompiledFunction(jax.jit(evaluate))
 
     def init(self, params: Any = None) -> TrainState:
         """Return the state before the first step, created on its devices.
@@ -209,7 +212,7 @@ class Engine:
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the program of `jit` before compilation. Arguments may be abstract."""
         step: Any = self._step
-        return step.lower(state, batch, self.abstract_frozen())
+        return step.jitted.lower(state, batch, self.abstract_frozen())
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         """Return the loss sums of a batch, by name, without dropout."""

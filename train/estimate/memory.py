@@ -108,7 +108,9 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
     vocabulary, chunks = model.padded_vocab_size, 1
     if targets:
         microbatch = quantities.batch_size // microbatches
-        chunks = choose_num_chunks(microbatch, targets, vocabulary, quantities.hardware)
+        chunks = choose_num_chunks(
+            microbatch, targets, model.d_model, vocabulary, quantities.hardware
+        )
     return Terms(
         residuals=quantities.residuals(remat).bytes_per_chip(local_rows, mesh.tensor),
         gradients=quantities.state_bytes(mesh).gradients * (1 if microbatches == 1 else 2),

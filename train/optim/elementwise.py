@@ -3,9 +3,16 @@
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from train.optim.optimizer import Optimizer, add_weight_decay, scale_hidden_matrices
+from train.optim.optimizer import (
+    Optimizer,
+    add_weight_decay,
+    scale_hidden_matrices,
+    tree_where,
+)
 from transformer.validation import Fraction, Mark, NonNegativeFloat
 
 
@@ -33,6 +40,37 @@ class Sgd(Optimizer):
         return optax.chain(add_weight_decay(self.l2, axes), momentum)
 
 
+def scale_by_adam(
+    beta1: float, beta2: float, epsilon: float
+) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.scale_by_adam`, with `accept_update`.
+
+    The moments are selected before the directions are derived from them. Selected afterwards, XLA
+    computes the new moments twice, for the state and within the update of the parameters. The
+    second computation reads the old moments, which the first has overwritten (their buffers are
+    donated): XLA keeps a copy of both, twice the memory of the parameters.
+    """
+    adam = optax.scale_by_adam(b1=beta1, b2=beta2, eps=epsilon)
+
+    def update(
+        grads: Any,
+        state: optax.ScaleByAdamState,
+        params: Any = None,
+        *,
+        accept_update: jax.Array | bool = True,
+        **_: Any,
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        _, updated = adam.update(grads, state, params)
+        selected = tree_where(accept_update, updated, state)
+        # The count of this update even if it is rejected: of update 0, the correction is 1 / 0.
+        mean = optax.tree.bias_correction(selected.mu, beta1, updated.count)
+        square = optax.tree.bias_correction(selected.nu, beta2, updated.count)
+        directions = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, square)
+        return directions, selected
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, algorithm 1).
@@ -41,6 +79,7 @@ class Adam(Optimizer):
     """
 
     kind: ClassVar[str] = "adam"
+    handles_rejection: ClassVar[bool] = True
 
     beta1: Fraction = 0.9
     """Decay rate of the mean of the gradients."""
@@ -56,7 +95,7 @@ class Adam(Optimizer):
     """Factor of the learning rate of hidden matrices: see `adamw`."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        adam = scale_by_adam(self.beta1, self.beta2, self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(add_weight_decay(self.l2, axes), adam, *scale)
 
@@ -66,6 +105,7 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
 
     kind: ClassVar[str] = "adamw"
+    handles_rejection: ClassVar[bool] = True
 
     beta1: Fraction = 0.9
     """Decay rate of the mean of the gradients."""
@@ -81,7 +121,7 @@ class AdamW(Optimizer):
     decay does not have it."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
-        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        adam = scale_by_adam(self.beta1, self.beta2, self.epsilon)
         scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
         return optax.chain(adam, *scale, add_weight_decay(self.weight_decay, axes))
 

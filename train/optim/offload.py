@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import optax
 
-from train.optim.optimizer import Optimizer, apply_if_accepted
+from train.optim.optimizer import Optimizer, make_rejectable
 from transformer.layers.logical_axes import LogicalAxes
 
 
@@ -58,7 +58,7 @@ def _update_at_once(
     accept_update: jax.Array,
 ) -> tuple[Any, Any]:
     """Return the directions of a group of parameters, and its new state."""
-    transformation = apply_if_accepted(optimizer.make(axes))
+    transformation = make_rejectable(optimizer, axes)
     state = _mask_like(jax.eval_shape(transformation.init, params), full_state)
     directions, new_state = transformation.update(
         grads, _to_device(state), params, accept_update=accept_update
@@ -76,7 +76,7 @@ def _update_by_layer(
 ) -> tuple[Any, Any]:
     """Return the directions of stacked parameters with equally many layers, and their new state."""
     layer_axes = jax.tree.map(lambda leaf: dataclasses.replace(leaf, stack=leaf.stack[1:]), axes)
-    transformation = apply_if_accepted(optimizer.make(layer_axes))
+    transformation = make_rejectable(optimizer, layer_axes)
     layer_shapes = jax.eval_shape(lambda: transformation.init(_select_layer(0, params)))
     state = _mask_like(layer_shapes, full_state)
     # Leaves with the same shape for one layer as for the stack, such as the number of updates,

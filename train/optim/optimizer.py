@@ -19,6 +19,8 @@ class Optimizer(Settings, abc.ABC, part="optimizer"):
     """Hyperparameters of an optimizer, with the optax transformation that they make."""
 
     kind: ClassVar[str]
+    handles_rejection: ClassVar[bool] = False
+    """True if the update of `make` takes `accept_update`, as `make_rejectable` explains."""
 
     max_grad_norm: NonNegativeFloat = 1.0
     """Largest global norm of the gradients; larger gradients are scaled down to it. 0: no limit."""
@@ -70,13 +72,21 @@ def map_parameters(
     return tuple(map(structure.unflatten, zip(*results, strict=True)))
 
 
+def make_rejectable(optimizer: Optimizer, axes: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation of `make`, with a boolean argument `accept_update` of `update`.
+
+    If it is False, the new state is the old one, and the directions are to be ignored.
+    """
+    transformation = optimizer.make(axes)
+    if optimizer.handles_rejection:
+        return optax.with_extra_args_support(transformation)
+    return apply_if_accepted(transformation)
+
+
 def apply_if_accepted(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
-
-    If it is False, the new state is the old one. The directions are those of an accepted update.
-    """
+    """Return the optimizer with `accept_update`: the new state is selected after its update."""
 
     def update(
         grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
@@ -87,7 +97,7 @@ def apply_if_accepted(
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
+def tree_where(condition: jax.Array | bool, new: Any, old: Any) -> Any:
     """Return `jnp.where(condition, new, old)` for every leaf.
 
     Not `lax.cond`: XLA fuses this selection into the update, which reads both values anyway. The

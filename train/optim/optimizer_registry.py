@@ -13,7 +13,7 @@ from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
 from train.optim.offload import offload_state
-from train.optim.optimizer import Optimizer, apply_if_accepted
+from train.optim.optimizer import Optimizer, make_rejectable
 from transformer.registration import check_kind_is_free, check_registration
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -51,4 +51,4 @@ def make_step_optimizer(
     """
     if placement == "host":
         return offload_state(config, axes)
-    return apply_if_accepted(config.make(axes))
+    return make_rejectable(config, axes)

@@ -1,6 +1,8 @@
 """Cores and memory of this host, as far as a container may use them. Needs no JAX."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 
@@ -27,3 +29,11 @@ def count_cores(root: Path = Path("/")) -> int:
     except OSError:
         return cores
     return min(cores, max(1, int(quota) // int(period))) if quota.isdecimal() else cores
+
+
+def return_freed_memory() -> None:
+    """Return freed memory that malloc keeps to the system (Linux with glibc; else nothing)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

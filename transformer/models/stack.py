@@ -76,7 +76,38 @@ def rematerialize(
         )
     # Inside a scan the compiler cannot merge recomputed values with saved ones, and the barriers of
     # `prevent_cse` would only cost time.
-    return jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=not scanned)
+    checkpointed = jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=not scanned)
+    if hardware.platform == "cpu" and not scanned:
+        return recompute_after_cotangents(checkpointed)
+    return checkpointed
+
+
+def recompute_after_cotangents(layer: Callable[..., BlockOutput]) -> Callable[..., BlockOutput]:
+    """Return the function of a layer; its backward pass cannot begin before its cotangents exist.
+
+    XLA's CPU compiler drops the barriers of `jax.checkpoint`. It then finds the same expressions in
+    forward and backward pass, computes them once, and keeps their values in between. Here 0 times
+    an entry of the cotangent is added to what the layer saved: the expressions differ, and their
+    values do not, unless the gradient is not finite anyway. The addition is fused with what reads
+    the saved values. It has no forward-mode derivative.
+    """
+
+    def forward(*args: Any) -> tuple[BlockOutput, Any]:
+        return jax.vjp(layer, *args)
+
+    def backward(vjp: Any, cotangents: BlockOutput) -> Any:
+        zero = cotangents.x.ravel()[0] * 0
+
+        def tie(saved: jax.Array) -> jax.Array:
+            is_float = jnp.issubdtype(saved.dtype, jnp.floating)
+            return saved + zero.astype(saved.dtype) if is_float else saved
+
+        # The function that `jax.vjp` returns is a tree of the saved arrays.
+        return jax.tree.map(tie, vjp)(cotangents)
+
+    run = jax.custom_vjp(layer)
+    run.defvjp(forward, backward)
+    return run
 
 
 MAX_UNROLLED_LAYERS: dict[Platform, int] = {"cpu": 16, "gpu": 24, "tpu": 16}
@@ -102,7 +133,7 @@ class LayerInputs(NamedTuple):
 def should_unroll(loop: LayerLoop, remat: RematPolicy, num_layers: int, hardware: Hardware) -> bool:
     """Return True if layers are compiled one by one instead of inside `lax.scan`.
 
-    With remat `auto` scans: unrolled, XLA's CPU compiler merges recomputed and original values.
+    With remat `auto` scans: it is chosen for its memory, and a loop has the least.
     """
     if loop == "auto":
         return remat == "none" and num_layers <= MAX_UNROLLED_LAYERS[hardware.platform]
@@ -139,26 +170,29 @@ class Stack(nn.Module):
         def run_layer(
             place: int, layer: LayerInputs, x: jax.Array, cache: Any, scanned: bool
         ) -> BlockOutput:
-            def apply_block(weights: Any, x: jax.Array) -> BlockOutput:
+            taps = inputs.taps
+            layer_inputs = inputs.replace(
+                cache=cache,
                 # Keyed by the number of the layer, so dropout is the same scanned and unrolled.
-                rngs = fold_in(dropout_rngs, layer.layer_index)
-                taps = inputs.taps
-                layer_inputs = inputs.replace(
-                    cache=cache,
-                    dropout_rngs=rngs,
-                    constants=layer.constants,
-                    taps=None if taps is None else taps.replace(layer=layer.layer_index),
-                )
+                dropout_rngs=fold_in(dropout_rngs, layer.layer_index),
+                constants=layer.constants,
+                taps=None if taps is None else taps.replace(layer=layer.layer_index),
+            )
+
+            def apply_block(
+                weights: Any, x: jax.Array, inputs: MixerInputs, memory: Memory | None
+            ) -> BlockOutput:
                 block = Block(self.layer_pattern[place], self.context, parent=None)
-                output: Any = block.apply({"params": weights}, x, layer_inputs, memory)
+                output: Any = block.apply({"params": weights}, x, inputs, memory)
                 return output
 
-            if self.remat != "none":
+            remat = self.layer_remat(place, dropout_rngs)
+            if remat != "none":
                 # One for each layer: the backward pass holds recomputed values of one at a time.
                 apply_block = rematerialize(
-                    apply_block, self.remat, self.context.hardware, scanned=scanned
+                    apply_block, remat, self.context.hardware, scanned=scanned
                 )
-            return apply_block(layer.weights, x)
+            return apply_block(layer.weights, x, layer_inputs, memory)
 
         def run_repetition(
             x: jax.Array, layers: list[LayerInputs]
@@ -197,6 +231,19 @@ class Stack(nn.Module):
         return StackOutput(
             x, new_cache, tuple(_combine_trees(jnp.concatenate, trees) for trees in aux)
         )
+
+    def layer_remat(self, place: int, dropout_rngs: jax.Array | None) -> RematPolicy:
+        """Return what the layers of a place recompute in the backward pass.
+
+        In training on a CPU, `none` becomes `dots` for attention: writing its scores, the norms and
+        the activations to memory and reading them again takes as long as computing them again, and
+        they are two thirds of what a layer saves. Mixers without attention weights may be loops
+        over the tokens, which are slow to run again.
+        """
+        if self.remat != "none" or dropout_rngs is None or self.context.hardware.platform != "cpu":
+            return self.remat
+        mixer = self.layer_pattern[place].mixer
+        return "dots" if mixer_class(mixer).abilities(mixer).weights else "none"
 
     @property
     def num_scanned_layers(self) -> int:

@@ -118,7 +118,8 @@ def test_residuals_of_a_row_do_not_depend_on_the_number_of_devices(
 
 
 def test_residuals_shrink_with_remat(tmp_path: Path) -> None:
-    none, full = (trace_residuals(sized(tiny(tmp_path)), HARDWARE, r) for r in ("none", "full"))
+    chip = Hardware("tpu", "TPU v4")
+    none, full = (trace_residuals(sized(tiny(tmp_path)), chip, r) for r in ("none", "full"))
     inputs = 2 * LENGTH * 16 * 4  # of two layers, D 16
     assert inputs <= sum(full) < inputs + LENGTH * 16 * 4 * 8
     assert sum(none) > 4 * sum(full)

@@ -116,10 +116,24 @@ BUGS = (
         "transformer/test_chunked_cross_entropy.py",
     ),
     Bug(
+        "a row that joins a running batch in the place of another",
+        "transformer/generation/running_batch.py",
+        "if row is None][: len(group)]",
+        "if True][: len(group)]",
+        "transformer/generation/test_running_batch.py",
+    ),
+    Bug(
+        "an answer that nobody waits for keeps its place in the batch",
+        "train/serving/engine.py",
+        "            self._batch.remove(generation)",
+        "            pass",
+        "train/serving",
+    ),
+    Bug(
         "every position of a sample drawn with the same key",
         "transformer/generation/sampling.py",
-        "rngs = jax.vmap(jax.random.fold_in)(rngs, positions)",
-        "rngs = jax.vmap(jax.random.fold_in)(rngs, positions * 0)",
+        "jax.vmap(jax.random.fold_in)(rngs, positions)",
+        "jax.vmap(jax.random.fold_in)(rngs, positions * 0)",
         "transformer/generation/test_sampling.py",
     ),
     Bug(

@@ -164,6 +164,8 @@ class ServeArguments(RunArguments):
     """Most tokens of an answer. An answer in a chat has as many if its request names no limit."""
     max_prompt_tokens: PositiveInt = 8192
     """Most tokens of a prompt."""
+    max_batch_size: PositiveInt = 32
+    """Most answers that are generated at a time. More requests wait."""
     api_key: str | None = None
     """Key that requests must send as a bearer token; default: that of the environment variable
     SERVE_API_KEY, or none if it is not set."""
@@ -183,7 +185,10 @@ def run_serve(arguments: list[str]) -> int:
         print(f"host {options.host}: {warning}", file=sys.stderr)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         run = load(options.workdir, step=options.step)
-        generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
+        generator = Generator(
+            run, options.max_tokens, options.max_prompt_tokens, options.max_batch_size
+        )
+        generator.engine.compile_ahead()
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
     address = options.host, options.port
@@ -198,7 +203,7 @@ def run_serve(arguments: list[str]) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
-            if not generator.close():
+            if not generator.engine.close():
                 # A thread is inside XLA, which aborts if the interpreter ends below it.
                 sys.stdout.flush()
                 os._exit(0)

@@ -1,7 +1,6 @@
-"""Answers to requests: generation with stop strings, one request at a time."""
+"""Answers to requests: their tokens, and texts up to a stop string."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,25 +9,25 @@ import numpy as np
 from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
-from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+from train.serving.engine import Engine, Generation
 from train.serving.requests import GenerationRequest, RequestError, as_request_errors
 from train.tasks.instruction import render_question
 from train.tasks.task import tokenizer_of
 from train.tasks.text_completion import (
     Completion,
+    GeneratedText,
     StopCompletionError,
-    complete_tokens,
     encode_prompt,
+    stop_tokens_of,
 )
+from transformer.generation.generate import check_prompts, seed_words
 from transformer.models.language_model import LanguageModel
+from transformer.models.model import max_cache_length
 from transformer.models.unstacked import unstack_for_decoding
 
 MAX_CHARACTERS_PER_TOKEN = 64
 """Most characters of a prompt for each token that the server reads. A prompt with more is refused
 before it is tokenized, which takes time and 100 times its memory."""
-
-SECONDS_BETWEEN_CHECKS = 1.0
-"""Seconds between two checks that the client of a request that waits is there."""
 
 
 class EncodedRequest(NamedTuple):
@@ -102,43 +101,43 @@ class StopScanner:
 
 
 class Generator:
-    """Answers requests with a run's model. Requests of several threads wait for each other.
+    """Answers requests with a run's model. Requests of several threads share one batch.
 
     Args:
       run: A run of a language model.
       max_tokens: Most tokens of an answer.
       max_prompt_tokens: Most tokens of a prompt.
+      max_batch_size: Most answers that are generated at a time.
 
     Raises:
       UserError: The run has no language model.
     """
 
-    def __init__(self, run: Run, max_tokens: int, max_prompt_tokens: int):
+    def __init__(self, run: Run, max_tokens: int, max_prompt_tokens: int, max_batch_size: int = 32):
         if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
             raise UserError(
                 f"serve: task {type(run.experiment.task).__name__} has no language model; use "
                 "sample, or the run of a language model"
             )
+        params = run.params
         if run.model.hardware.platform != "cpu":  # where stacked weights are copied at every token
-            run = dataclasses.replace(run, params=unstack_for_decoding(run.params))
-        positions = run.model.config.max_length
-        if positions is not None:  # one is left for an answer
-            max_prompt_tokens = min(max_prompt_tokens, positions - 1)
-        self._run, self.max_tokens, self.max_prompt_tokens = run, max_tokens, max_prompt_tokens
+            params = unstack_for_decoding(params)
+        self._positions = max_cache_length(run.model.config)
+        if self._positions is not None:  # one is left for an answer
+            max_prompt_tokens = min(max_prompt_tokens, self._positions - 1)
+        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self._model = run.model
+        self._run = dataclasses.replace(run, params=None)  # the engine has them
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
-        # One program at a time: two would share the device's memory, and neither would be faster.
-        self._lock = threading.Lock()
-
-    def close(self) -> bool:
-        """Let no generation begin any more; return False if one is going on."""
-        return self._lock.acquire(blocking=False)
+        self.engine = Engine(run.model, params, max_batch_size, stop_tokens_of(run))
 
     def encode(self, request: GenerationRequest) -> EncodedRequest:
         """Return the tokens of a request.
 
         Raises:
-          RequestError: A prompt cannot be tokenized, or a number of tokens is above the server's.
+          RequestError: A prompt cannot be tokenized or read by the model, or a number of tokens is
+            above the server's.
         """
         default = min(request.default_max_tokens or self.max_tokens, self.max_tokens)
         max_tokens = request.max_tokens or default
@@ -157,6 +156,11 @@ class Generator:
             self._check_length("messages", len(rows[0]))
         else:
             rows = list(map(self._encode_prompt, request.prompts))
+        with as_request_errors("messages" if request.messages else "prompt"):
+            try:
+                check_prompts(self._model, rows, max_new_tokens=1)
+            except ValueError as error:
+                raise UserError(str(error)) from error
         return EncodedRequest(request, rows, max_tokens)
 
     def _encode_prompt(self, prompt: str | tuple[int, ...]) -> np.ndarray:
@@ -187,51 +191,58 @@ class Generator:
 
         Args:
           encoded: The request and its tokens.
-          on_text: Receives the only answer in pieces, as it is generated. It must not wait: other
-            requests wait for it.
-          check_client: Called while the request waits, and after every few tokens. What it raises
-            ends the generation: nobody waits for the answer any more.
+          on_text: Receives the only answer in pieces, as it is generated.
+          check_client: Called every now and then. What it raises ends the generation: nobody waits
+            for the answer any more.
 
         Raises:
-          RequestError: The model cannot read a prompt.
+          RequestError: The server has too many requests.
+          UserError: The memory does not suffice.
         """
-        remedies = ["send fewer prompts or a smaller max_tokens", LARGER_DEVICES_REMEDY]
-        while not self._lock.acquire(timeout=SECONDS_BETWEEN_CHECKS):
-            check_client()
-        field = "messages" if encoded.request.messages else "prompt"
+        request, rows, max_tokens = encoded
+        repeated = [row for row in rows for _ in range(request.n)]
+        seeds = seed_words(request.seed, repeated)
+        generations = [
+            Generation(
+                prompt=row,
+                max_new_tokens=max_tokens
+                if self._positions is None
+                else min(max_tokens, self._positions - len(row)),
+                sampling=request.sampling,
+                seed=seed,
+                max_tokens=max_tokens,
+                in_pieces=request.stream or bool(request.stop),
+            )
+            for row, seed in zip(repeated, seeds, strict=True)
+        ]
+        self.engine.submit(generations)
         try:
-            with explain_oom(lambda: remedies), as_request_errors(field):
-                check_client()
-                choices = self._generate(encoded, on_text, check_client)
+            choices = [
+                self._read(generation, row, request.stop, on_text, check_client)
+                for generation, row in zip(generations, repeated, strict=True)
+            ]
         finally:
-            self._lock.release()
-        return Answer(choices, sum(map(len, encoded.rows)))
+            for generation in generations:
+                generation.cancelled = True  # no effect on one that has ended
+        return Answer(choices, sum(map(len, rows)))
 
-    def _generate(
+    def _read(
         self,
-        encoded: EncodedRequest,
+        generation: Generation,
+        prompt: np.ndarray,
+        stops: Sequence[str],
         on_text: Callable[[str], None],
         check_client: Callable[[], None],
-    ) -> list[Completion]:
-        request, rows, max_tokens = encoded
-        scanner = StopScanner(request.stop, on_text)
-        repeated = [row for row in rows for _ in range(request.n)]
-        # A single answer ends at its stop string; several run as one batch and are cut afterwards.
-        alone = len(repeated) == 1
-        completions = complete_tokens(
-            self._run,
-            repeated,
-            max_new_tokens=max_tokens,
-            sampling=request.sampling,
-            seed=request.seed,
-            on_text=scanner.push if alone else None,
-            on_step=check_client,
-        )
-        if alone:
-            scanner.flush()
-            return [completions[0]._replace(text=scanner.text)]
-        places = [find_stop(each.text, request.stop) for each in completions]
-        return [
-            each if place is None else each._replace(text=each.text[:place], stopped=True)
-            for each, place in zip(completions, places, strict=True)
-        ]
+    ) -> Completion:
+        """Return the text of an answer, up to a stop string."""
+        scanner = StopScanner(stops, on_text)
+        text = GeneratedText(self._tokenizer, prompt, scanner.push)
+        try:
+            for token in generation.new_tokens(check_client):
+                text.push([token])
+            text.stopped = generation.stopped
+        except StopCompletionError:
+            generation.cancelled = True
+        completion = text.finish()
+        scanner.flush()
+        return completion._replace(text=scanner.text)

@@ -223,5 +223,5 @@ def _make_request(
             include_usage=stream_options.get("include_usage") or False,
         )
     except ValueError as error:
-        message = str(error).removeprefix("SamplingConfig.")
+        message = str(error)
         raise RequestError(message, message.split()[0].rstrip(":")) from error

@@ -5,9 +5,9 @@
     POST /v1/completions         continue prompts
     POST /v1/chat/completions    answer a conversation, by the tokenizer's chat template
 
-Each connection has a thread and one request; generation is one request at a time. With `stream` an
-answer is sent as server-sent events while another thread generates it: a client that reads slowly
-must not keep the others waiting. A generation ends when its client has left.
+Each connection has a thread and one request; one more thread generates the answers of all, as one
+batch. It waits for no client: one that reads or sends slowly keeps its own connection waiting. A
+generation ends when its client has left.
 
 A web page in the user's browser can send requests to this machine, but cannot make the server
 compute. What it sends has a foreign `Origin`, another host's name (DNS rebinding), or a content
@@ -21,7 +21,6 @@ import http.server
 import ipaddress
 import json
 import logging
-import queue
 import selectors
 import socket
 import threading
@@ -40,6 +39,12 @@ log = logging.getLogger(__name__)
 
 MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN = 4 << 20, 16
 """Bytes of the largest request: so many for each token of the longest prompt, but not less."""
+
+SMALL_BODY_BYTES, MAX_LARGE_BODIES = 1 << 16, 8
+"""A larger body is not read while so many are read or parsed."""
+
+CLIENT_SECONDS = 60.0
+"""Seconds in which a body must have arrived, and in which a client must send or read something."""
 
 MAX_DISCARDED_BYTES = 1 << 28
 """Most bytes of a refused request that are read, and thrown away."""
@@ -84,6 +89,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.max_body_bytes = max(
             MIN_BODY_LIMIT, generator.max_prompt_tokens * BODY_BYTES_PER_TOKEN
         )
+        self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self.parsing = threading.Lock()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
@@ -119,7 +125,7 @@ class Server(http.server.ThreadingHTTPServer):
 class Handler(http.server.BaseHTTPRequestHandler):
     """Answers the request of one connection, which ends with the answer (as in HTTP/1.0)."""
 
-    timeout = 120.0  # seconds to wait for a client that sends or reads
+    timeout = CLIENT_SECONDS
     disable_nagle_algorithm = True  # else the body of an answer waits for the next packet
     server: Server
 
@@ -204,18 +210,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         is_chat = self._path() == CHAT
         if not is_chat and self._path() != COMPLETIONS:
             raise self._unknown_path()
-        data = self._read_body()
-        with self.server.parsing:  # one body at a time: parsed JSON takes up to 25 times its size
-            body = self._parse_body(data)
-            request = parse_chat(body) if is_chat else parse_completion(body)
-            encoded = self.server.generator.encode(request)
+        encoded = self._read_request(is_chat)
         common = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if is_chat else "text_completion",
             "created": int(time.time()),
             "model": self.server.model_name,
         }
-        if request.stream:
+        if encoded.request.stream:
             self._stream(encoded, is_chat, common)
             return
         answer = self.server.generator.answer(encoded, check_client=self._check_client)
@@ -225,7 +227,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         ]
         self._send_json(200, {**common, "choices": choices, "usage": usage(answer)})
 
-    def _read_body(self) -> bytes:
+    def _read_request(self, is_chat: bool) -> EncodedRequest:
+        length = self._body_length()
+        is_large = length > SMALL_BODY_BYTES
+        if is_large and not self.server.large_bodies.acquire(blocking=False):
+            raise RequestError("body: too many large ones arrive; send it again later", status=503)
+        try:
+            data = self._read_body(length)
+            with self.server.parsing:  # one at a time: parsed JSON takes up to 25 times its size
+                body = self._parse_body(data)
+                request = parse_chat(body) if is_chat else parse_completion(body)
+                return self.server.generator.encode(request)
+        finally:
+            if is_large:
+                self.server.large_bodies.release()
+
+    def _body_length(self) -> int:
         if self.headers.get_content_type() != "application/json":
             given = self.headers.get("Content-Type", "")
             raise RequestError(
@@ -238,7 +255,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if length > self.server.max_body_bytes:
             limit = f"{self.server.max_body_bytes / 2**20:.3g} MiB"
             raise RequestError(f"body: is larger than {limit}; send a shorter one", status=413)
-        return self.rfile.read(length)
+        return length
+
+    def _read_body(self, length: int) -> bytes:
+        data, end = bytearray(), time.monotonic() + CLIENT_SECONDS
+        # `read1` returns what is there: `read` would wait for a client that sends a byte at a time.
+        while len(data) < length and (piece := self.rfile.read1(length - len(data))):
+            data += piece
+            if time.monotonic() > end:
+                raise RequestError("body: arrives too slowly; send it again", status=408)
+        return bytes(data)
 
     def _parse_body(self, data: bytes) -> dict[str, Any]:
         try:
@@ -258,9 +284,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Read what a refused client still sends: it would lose the answer in a reset."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
-            size = 0
+            size, end = 0, time.monotonic() + CLIENT_SECONDS
             while (piece := self.rfile.read1(1 << 16)) and size < MAX_DISCARDED_BYTES:
                 size += len(piece)
+                if time.monotonic() > end:
+                    break
 
     def _check_client(self) -> None:
         """Raise ConnectionError if the client has left, or has closed its sending side."""
@@ -272,19 +300,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _stream(self, encoded: EncodedRequest, is_chat: bool, common: dict[str, Any]) -> None:
         """Send an answer in pieces, as it is generated."""
-        pieces: queue.SimpleQueue[str | Answer | Exception] = queue.SimpleQueue()
+        has_begun = False
 
-        def generate() -> None:
-            try:
-                answer = self.server.generator.answer(encoded, pieces.put, self._check_client)
-                pieces.put(answer)
-            except Exception as error:  # noqa: BLE001
-                pieces.put(error)  # also if sending failed and the connection is closed
+        def send_text(text: str) -> None:
+            nonlocal has_begun
+            if not has_begun:  # before the first piece an error has its own status
+                has_begun = True
+                self._begin_stream(is_chat, common)
+            self._send_chunk(common, content(is_chat, text, streamed=True))
 
-        threading.Thread(target=generate, daemon=True).start()
-        piece = pieces.get()
-        if isinstance(piece, Exception):  # before the first piece an error has its own status
-            raise piece
+        try:
+            answer = self.server.generator.answer(encoded, send_text, self._check_client)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            if not has_begun:
+                raise
+            # The status has been sent: the stream says it, and ends without its last event.
+            log.exception("%s %s failed", self.command, self._path())
+            self._send_event(json.dumps(error_body(500, str(error))))
+            return
+        if not has_begun:
+            self._begin_stream(is_chat, common)
+        reason = finish_reason(answer.choices[0])
+        self._send_chunk(common, content(is_chat, "", streamed=True), reason)
+        if encoded.request.include_usage:
+            self._send_event(json.dumps({**common, "choices": [], "usage": usage(answer)}))
+        self._send_event("[DONE]")
+
+    def _begin_stream(self, is_chat: bool, common: dict[str, Any]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Cache-Control", "no-cache")
@@ -292,21 +336,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if is_chat:
             common["object"] = "chat.completion.chunk"
             self._send_chunk(common, {"delta": {"role": "assistant", "content": ""}})
-        while isinstance(piece, str):
-            self._send_chunk(common, content(is_chat, piece, streamed=True))
-            piece = pieces.get()
-        if isinstance(piece, ConnectionError):
-            raise piece
-        if isinstance(piece, Exception):
-            # The status has been sent: the stream says it, and ends without its last event.
-            log.error("%s %s failed", self.command, self._path(), exc_info=piece)
-            self._send_event(json.dumps(error_body(500, str(piece))))
-            return
-        reason = finish_reason(piece.choices[0])
-        self._send_chunk(common, content(is_chat, "", streamed=True), reason)
-        if encoded.request.include_usage:
-            self._send_event(json.dumps({**common, "choices": [], "usage": usage(piece)}))
-        self._send_event("[DONE]")
 
     def _send_chunk(
         self, common: dict[str, Any], content: dict[str, Any], reason: str | None = None
@@ -320,6 +349,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _send_json(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
+        if status == 503:
+            self.send_header("Retry-After", "1")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

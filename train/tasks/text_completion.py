@@ -1,7 +1,7 @@
 """Text completion: tokenize prompts, generate, and decode the text as it is generated."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from train.tasks.task import SampleOptions, TextCallback, TrainedModel, tokenize
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
+from transformer.models.model import max_cache_length
 
 
 class StopCompletionError(Exception):
@@ -61,7 +62,6 @@ def complete_tokens(
     sampling: SamplingConfig,
     seed: int,
     on_text: TextCallback | None,
-    on_step: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
     """Generate a continuation of each prompt, to a token that ends the text or `max_new_tokens`.
 
@@ -76,7 +76,6 @@ def complete_tokens(
       seed: Seed of the draws.
       on_text: Receives the continuation of a single prompt in pieces, as it is generated. They join
         to the returned text. A StopCompletionError that it raises ends the text.
-      on_step: Called after every few tokens of the prompts. What it raises ends the generation.
 
     Raises:
       UserError: A prompt fills the model's positions, or max_new_tokens is less than 1.
@@ -90,8 +89,8 @@ def complete_tokens(
         check_prompts(model, rows, min(max_new_tokens, 1))
     except ValueError as error:
         raise UserError(str(error)) from error
-    texts = [_GeneratedText(tokenizer, row, on_text) for row in rows]
-    for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
+    texts = [GeneratedText(tokenizer, row, on_text) for row in rows]
+    for group in _group_prompts(rows, max_new_tokens, max_cache_length(model.config)):
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
         try:
             _generate_texts(
@@ -101,11 +100,16 @@ def complete_tokens(
                 max_new_tokens,
                 sampling=sampling,
                 seed=seed,
-                on_step=on_step,
             )
         except StopCompletionError:
             return [group_texts[0].finish()]
     return [text.finish() for text in texts]
+
+
+def stop_tokens_of(trained: TrainedModel) -> list[int]:
+    """Return the tokens that end a text, without those beyond the table of embeddings."""
+    vocab_size = trained.model.config.vocab_size
+    return [each for each in end_tokens(tokenizer_of(trained)) if each < vocab_size]
 
 
 def _language_model(trained: TrainedModel) -> LanguageModel:
@@ -113,8 +117,12 @@ def _language_model(trained: TrainedModel) -> LanguageModel:
     return trained.model
 
 
-class _GeneratedText:
-    """Text generated after a prompt, decoded and passed on piece by piece."""
+class GeneratedText:
+    """Text generated after a prompt, decoded and passed on piece by piece.
+
+    Attributes:
+      stopped: The text has ended by itself.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, on_text: TextCallback | None):
         # The prompt decides if a space precedes the first new token.
@@ -124,11 +132,13 @@ class _GeneratedText:
         self._num_tokens = 0
         self.stopped = False
 
-    def push(self, tokens: list[int]) -> None:
+    def push(self, tokens: Sequence[int]) -> None:
+        """Add tokens. A StopCompletionError of `on_text` means that the text ends with them."""
         self._num_tokens += len(tokens)
         self._add("".join(map(self._decoder.push, tokens)))
 
     def finish(self) -> Completion:
+        """Return the whole text."""
         with contextlib.suppress(StopCompletionError):
             self._add(self._decoder.flush())
         return Completion("".join(self._pieces), self._num_tokens, self.stopped)
@@ -162,24 +172,21 @@ def _group_prompts(
 def _generate_texts(
     trained: TrainedModel,
     rows: list[np.ndarray],  # each [t]; all of one length if positions can run out
-    texts: list[_GeneratedText],
+    texts: list[GeneratedText],
     num_tokens: int,
     *,
     sampling: SamplingConfig,
     seed: int,
-    on_step: Callable[[], None],
 ) -> None:
     """Generate up to `num_tokens` tokens after each prompt."""
 
     def push(new: list[list[int]]) -> None:
-        on_step()
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 
-    model, max_length = _language_model(trained), trained.model.config.max_length
-    # Not those beyond the table: the model cannot write them.
-    vocab_size = model.config.vocab_size
-    stop_tokens = [each for each in end_tokens(tokenizer_of(trained)) if each < vocab_size]
+    model = _language_model(trained)
+    max_length = max_cache_length(model.config)
+    stop_tokens = stop_tokens_of(trained)
     while rows and num_tokens:
         if max_length is not None and len(rows[0]) == max_length:
             rows = [row[-(max_length // 2) :] for row in rows]

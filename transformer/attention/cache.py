@@ -17,6 +17,9 @@ size is independent of their number, so little would be saved. A state has the d
 recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums of features),
 whose new terms a 16-bit sum would soon round away.
 
+Every leaf has the batch as its first axis, so that rows move between batches. Slots are filled from
+the first one on, so that a cache begins a longer one (`lengthen_cache`).
+
 Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
 stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store
 lengths: the position of a query says how many tokens precede it. `MemoryCache` holds an encoder's
@@ -35,6 +38,15 @@ from transformer.validation import may_be_below
 
 ABSENT_POSITION = -(2**30)
 """Position of an empty slot: before the first token, and farther away than any window."""
+
+
+def lengthen_cache(cache: Any, longer: Any) -> Any:
+    """Return `longer`, an empty cache from the same `init_cache`, with the tokens of `cache`."""
+
+    def begin(empty: jax.Array, leaf: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(empty, leaf, (0,) * leaf.ndim)
+
+    return jax.tree.map(begin, longer, cache)
 
 
 def scatter_tokens(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from transformer.attention.mixer import mixer_class
 from transformer.generation.batches import (
@@ -77,6 +77,7 @@ class DecodingState(struct.PyTreeNode):
     positions: Int[Array, "B"]  # its position
     remaining: Int[Array, "B"]  # number of tokens that may follow it; 0: finished
     rngs: Key[Array, "B"]
+    sampling: SamplingValues
 
 
 def generate(
@@ -93,8 +94,8 @@ def generate(
     """Sample a continuation of each prompt.
 
     A sample depends on the seed, its prompt and the number of equal prompts before it, on nothing
-    else in the batch. Later calls with the same model, batch size and top-k, and about the same
-    lengths, reuse the compiled programs, at any temperature above 0 and any top-p below 1.
+    else in the batch. Later calls with the same model and batch size, and about the same lengths,
+    reuse the compiled programs, whatever their seeds, stop tokens and settings of sampling.
 
     Memory beside `params` is one layer's weights, so a model can be sampled from while it trains.
     If the weights are fixed, `unstack_for_decoding(params)` in place of `params`
@@ -153,7 +154,7 @@ def stop_token_array(
 
 def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_tokens: int) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
-    config, limit = model.config, model.config.max_length
+    config, limit = model.config, max_cache_length(model.config)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
     for number, prompt in enumerate(prompts):
@@ -167,7 +168,7 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_token
         if room < max_new_tokens:
             raise ValueError(
                 f"prompt {number}: {len(prompt):,} tokens leave no room for {max_new_tokens:,} "
-                f"more among the model's {limit:,} learned positions; "
+                f"more among the model's {limit:,} positions; "
                 + (f"lower max_new_tokens to {room:,}" if room > 0 else "shorten it")
             )
 
@@ -288,59 +289,49 @@ def _generate_chunks(
     params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
     tokens, lengths = pad_right(prompts, len(prompts), limit)
     longest = int(lengths.max()) + max_new_tokens
-    top_k = sampling.static_top_k(model.config.vocab_size)
-    state, new = _start(
+    state, new = start_rows(
         params,
         tokens,
         lengths,
         np.full_like(lengths, max_new_tokens),
-        _example_rngs(seed, prompts),
+        seed_words(seed, prompts),
         stop_tokens,
-        sampling.values(),
+        sampling.values(len(prompts)),
         model=model,
-        top_k=top_k,
         cache_length=bucket_length(longest, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
     # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
-        state, new = _continue(
-            params,
-            state,
-            stop_tokens,
-            np.int32(tokens_per_call),
-            sampling.values(),
-            model=model,
-            top_k=top_k,
+        state, new = continue_rows(
+            params, state, stop_tokens, np.int32(tokens_per_call), np.int32(1), model=model
         )
         yield np.asarray(new)
 
 
-def _example_rngs(seed: int, prompts: list[np.ndarray]) -> Key[Array, "B"]:
-    """Return a random key for each example.
+def seed_words(seed: int, prompts: Sequence[np.ndarray]) -> UInt32[np.ndarray, "B 3"]:
+    """Return the seed, the checksum of each prompt, and the number of equal prompts before it.
 
-    Folded from the seed, the prompt's checksum, and the number of equal prompts before it: the rest
-    of the batch does not matter, and equal prompts get different samples.
+    They make the random key of a row: the rest of the batch does not matter, and equal prompts get
+    different samples.
     """
     digests = [zlib.crc32(prompt.astype("<i4").tobytes()) for prompt in prompts]
     before = [digests[:index].count(digest) for index, digest in enumerate(digests)]
-    fold = jax.vmap(jax.random.fold_in)
-    rngs = jnp.broadcast_to(jax.random.key(seed), len(prompts))
-    return fold(fold(rngs, np.array(digests, np.uint32)), np.array(before, np.uint32))
+    return np.array([np.full(len(prompts), seed), digests, before], np.uint32).T
 
 
 def _sample_next(
     state: DecodingState,
     logits: Float[Array, "B V"],
-    sampling: SamplingValues,
-    top_k: int,
     stop_tokens: Int[Array, "..."],
 ) -> tuple[DecodingState, Int[Array, "B"]]:
     """Sample the next tokens; finished examples stay unchanged."""
-    # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
-    tokens = draw_tokens(logits, state.rngs, state.positions + 1, sampling, top_k)
     # Finished examples run on with the others, since shapes are static, and are not changed.
     active = state.remaining > 0
+    greedy_if_finished = jnp.where(active, state.sampling.temperature, 0)  # costs no noise
+    sampling = state.sampling._replace(temperature=greedy_if_finished)
+    # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
+    tokens = draw_tokens(logits, state.rngs, state.positions + 1, sampling)
     accepted = active & ~jnp.isin(tokens, stop_tokens)
     state = state.replace(
         tokens=jnp.where(active, tokens, state.tokens),
@@ -350,51 +341,55 @@ def _sample_next(
     return state, jnp.where(accepted, tokens, NO_TOKEN)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "top_k", "cache_length"))
-def _start(
+@functools.partial(jax.jit, static_argnames=("model", "cache_length"))
+def start_rows(
     params: Params,
     tokens: Int[Array, "B T"],
     lengths: Int[Array, "B"],
-    limits: Int[Array, "B"],
-    rngs: Key[Array, "B"],
+    limits: Int[Array, "B"],  # most new tokens
+    seeds: UInt32[Array, "B 3"],  # `seed_words`
     stop_tokens: Int[Array, "..."],
     sampling: SamplingValues,
     *,
     model: LanguageModel,
-    top_k: int,
     cache_length: int,
 ) -> tuple[DecodingState, Int[Array, "B 1"]]:
     """Read the prompts and sample the first token of each."""
+
+    def row_key(words: jax.Array) -> jax.Array:
+        seed, digest, before = words
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), digest), before)
+
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
-    state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs)
-    state, new = _sample_next(state, logits, sampling, top_k, stop_tokens)
+    rngs = jax.vmap(row_key)(seeds)
+    state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs, sampling)
+    state, new = _sample_next(state, logits, stop_tokens)
     remaining, new = replicate(model.constrain, (state.remaining, new))
     return state.replace(remaining=remaining), new[:, None]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "top_k"), donate_argnames="state")
-def _continue(
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="state")
+def continue_rows(
     params: Params,
     state: DecodingState,
     stop_tokens: Int[Array, "..."],
-    count: jax.Array,
-    sampling: SamplingValues,
+    count: Int[Array, ""],
+    min_active: Int[Array, ""],  # fewer unfinished examples end the call
     *,
     model: LanguageModel,
-    top_k: int,
 ) -> tuple[DecodingState, Int[Array, "B TOKENS_PER_CALL"]]:
-    """Sample the next `count` tokens, or fewer if all examples finish."""
+    """Sample the next `count` tokens of each example, `NO_TOKEN` after its end."""
     Carry = tuple[jax.Array, DecodingState, jax.Array]
 
     def keep_going(carry: Carry) -> jax.Array:
         index, state, _ = carry
-        return (index < count) & jnp.any(state.remaining > 0)
+        return (index < count) & (jnp.sum(state.remaining > 0) >= min_active)
 
     def add_token(carry: Carry) -> Carry:
         index, state, tokens = carry
         # The state is donated, so XLA can write the new keys into the memory of the old cache.
         cache, logits = decode_step(model, params, state.cache, state.tokens, state.positions)
-        state, new = _sample_next(state.replace(cache=cache), logits, sampling, top_k, stop_tokens)
+        state, new = _sample_next(state.replace(cache=cache), logits, stop_tokens)
         return index + 1, state, tokens.at[index].set(new)
 
     # A fixed number of columns, so that one program serves any `count`.

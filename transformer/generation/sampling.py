@@ -6,11 +6,12 @@ not depend on the rest of the batch, nor on how many tokens one call generates.
 
 import dataclasses
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int, Key
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from transformer.validation import (
     Bounds,
@@ -20,15 +21,16 @@ from transformer.validation import (
     check_shapes,
 )
 
+AnyArray = jax.Array | np.ndarray
+"""Array of JAX or of NumPy."""
+
 
 class SamplingValues(NamedTuple):
-    """Scalars of a `SamplingConfig`: arguments of compiled programs, which serve all values.
+    """Settings of each row of a batch: arguments of compiled programs, which serve all values."""
 
-    None selects another program: the most likely token, or no truncation.
-    """
-
-    temperature: Any  # number, clipped to [1e-30, 1e30]; None: greedy
-    top_p: Any  # number in (0, 1); None: all tokens
+    temperature: Float[AnyArray, "B"]  # 0, or from 1e-30 to 1e30
+    top_k: Int[AnyArray, "B"]
+    top_p: Float[AnyArray, "B"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +46,22 @@ class SamplingConfig(Settings):
     et al. 2020, section 3.1); 1: all."""
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, ""
-        )  # by the names of the fields alone, which callers have as arguments
+        # By the names of the fields alone, which callers have as arguments.
+        check_settings(self, "")
 
-    def values(self) -> SamplingValues:
-        """Return the settings whose value a compiled program does not depend on."""
-        if self.temperature == 0:
-            return SamplingValues(None, None)
+    def values(self, batch_size: int) -> SamplingValues:
+        """Return the settings of `batch_size` equal rows, as NumPy arrays."""
         # Clipped so that dividing by it gives finite numbers.
-        temperature = float(min(max(self.temperature, 1e-30), 1e30))
-        return SamplingValues(temperature, float(self.top_p) if self.top_p < 1 else None)
+        temperature = self.temperature and min(max(self.temperature, 1e-30), 1e30)
+        return SamplingValues(
+            temperature=np.full(batch_size, temperature, np.float32),
+            top_k=np.full(batch_size, min(self.top_k, np.iinfo(np.int32).max), np.int32),
+            top_p=np.full(batch_size, max(self.top_p, 1e-30), np.float32),  # else it becomes 0
+        )
 
-    def static_top_k(self, vocab_size: int) -> int:
-        """Return the setting that decides shapes: `top_k`, or 0 if it has no effect."""
-        return self.top_k if self.temperature and self.top_k < vocab_size else 0
 
+MAX_SORTED = 64
+"""Largest k for which top-k sampling sorts, which takes a fraction of the time of a search then."""
 
 ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
@@ -77,9 +79,7 @@ def sample_tokens(
       ValueError: If shapes or dtypes disagree.
     """
     check_shapes(logits=(logits, "B V", float))
-    return draw_tokens(
-        logits, rngs, positions, config.values(), config.static_top_k(logits.shape[-1])
-    )
+    return draw_tokens(logits, rngs, positions, config.values(len(logits)))
 
 
 def draw_tokens(
@@ -87,23 +87,30 @@ def draw_tokens(
     rngs: Key[Array, "B"],  # random keys of the examples
     positions: Int[Array, "B"],  # positions of the sampled tokens
     values: SamplingValues,
-    top_k: int,  # 0: all
 ) -> Int[Array, "B"]:
-    """Sample a token for each example, like `sample_tokens`, with settings that may be traced."""
+    """Sample a token for each example, like `sample_tokens`, with settings of its own."""
     check_shapes(logits=(logits, "B V", float), rngs=(rngs, "B"), positions=(positions, "B", int))
 
     # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
     # every temperature; a finite number, divided by a high one, would become a likely logit.
     excluded = logits <= jnp.finfo(logits.dtype).min
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
-    if values.temperature is None:
-        return argmax_tokens(logits)
-    logits, tokens = select_top_k(apply_temperature(logits, values.temperature), top_k)
-    rngs = jax.vmap(jax.random.fold_in)(rngs, positions)
-    if values.top_p is not None:
-        logits = apply_top_p(logits, values.top_p)
-    sampled = sample_gumbel(logits, rngs)
-    return jnp.take_along_axis(tokens, sampled[:, None], axis=1)[:, 0]
+    most_likely = argmax_tokens(logits)
+    temperature, top_k, top_p = (jnp.asarray(each)[:, None] for each in values)
+    samples = temperature > 0
+
+    def unchanged(logits: jax.Array, limit: jax.Array) -> jax.Array:
+        return logits
+
+    def sample() -> jax.Array:
+        scaled = apply_temperature(logits, jnp.where(samples, temperature, 1))
+        scaled = jax.lax.cond(jnp.any(samples & (top_k > 0)), apply_top_k, unchanged, scaled, top_k)
+        scaled = jax.lax.cond(jnp.any(samples & (top_p < 1)), apply_top_p, unchanged, scaled, top_p)
+        drawn = sample_gumbel(scaled, jax.vmap(jax.random.fold_in)(rngs, positions))
+        return jnp.where(samples[:, 0], drawn, most_likely)
+
+    # Branches, as noise and truncation take passes over the vocabulary that most batches need not.
+    return jax.lax.cond(jnp.any(samples), sample, lambda: most_likely)
 
 
 def argmax_tokens(
@@ -121,42 +128,46 @@ def argmax_tokens(
 
 def apply_temperature(
     logits: Float[Array, "B V"],
-    temperature: jax.Array | float,
+    temperature: Float[Array, "B 1"],
 ) -> Float[Array, "B V"]:
     """Subtract the maximum and divide by a temperature in [1e-30, 1e30]."""
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     return (logits - greatest) / temperature
 
 
-def select_top_k(
-    logits: Float[Array, "B V"],
-    k: int,
-) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
-    """Return the k largest logits and their tokens; of ties, the first. k = 0: all."""
-    if not 0 < k < logits.shape[-1]:
+def apply_top_k(
+    logits: Float32[Array, "B V"],
+    top_k: Int[Array, "B 1"],  # 0: all
+) -> Float[Array, "B V"]:
+    """Set all but the k largest logits to -inf; of ties, the first are kept."""
+    num_largest = min(MAX_SORTED, logits.shape[-1])
+
+    def sort() -> Bool[Array, "B V"]:
+        index = jnp.maximum(top_k - 1, 0)
+        last, last_token = (
+            jnp.take_along_axis(each, index, axis=-1) for each in jax.lax.top_k(logits, num_largest)
+        )
         tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
-        return logits, jnp.broadcast_to(tokens, logits.shape)
-    largest, tokens = jax.lax.top_k(logits, k)
-    return largest, tokens
+        return (logits > last) | ((logits == last) & (tokens <= last_token))
+
+    def search() -> Bool[Array, "B V"]:
+        return _precede(logits, jnp.ones_like(logits), top_k.astype(jnp.float32))
+
+    kept = jax.lax.cond(jnp.all(top_k <= num_largest), sort, search)
+    return jnp.where(kept | (top_k == 0), logits, -jnp.inf)
 
 
 def apply_top_p(
     logits: Float32[Array, "B V"],
-    top_p: jax.Array | float,  # p, in (0, 1)
+    top_p: Float[Array, "B 1"],  # 1: all
 ) -> Float[Array, "B V"]:
     """Set logits outside the nucleus to -inf.
 
-    Tokens in order of probability, ties in order of index: a token is in the nucleus if the tokens
-    before it have less than `top_p` in total, so the most probable one always is. No sort is
-    needed, only the probability of the least probable one: see `_nucleus_threshold`.
+    A token is in the nucleus if the tokens before it, in order of probability, have less than
+    `top_p` in total, so the most probable one always is.
     """
-    p = jax.nn.softmax(logits, axis=-1)
-    threshold = _nucleus_threshold(p, top_p)
-    above, equal = p > threshold, p == threshold
-    mass_above = jnp.sum(jnp.where(above, p, 0), axis=-1, keepdims=True)
-    num_equal_before = jnp.cumsum(equal, axis=-1) - 1
-    in_nucleus = above | (equal & (mass_above + num_equal_before * threshold < top_p))
-    return jnp.where(in_nucleus, logits, -jnp.inf)
+    in_nucleus = _precede(logits, jax.nn.softmax(logits, axis=-1), top_p)
+    return jnp.where(in_nucleus | (top_p >= 1), logits, -jnp.inf)
 
 
 def sample_gumbel(
@@ -168,25 +179,32 @@ def sample_gumbel(
     return argmax_tokens(logits + noise)
 
 
-def _nucleus_threshold(
-    p: Float32[Array, "B V"],
-    mass: jax.Array | float,
-) -> Float[Array, "B 1"]:
-    """The greatest probability such that the tokens with at least that reach `mass`.
+def _precede(
+    logits: Float32[Array, "B V"],
+    weights: Float32[Array, "B V"],  # not negative
+    limit: Float[Array, "B 1"],
+) -> Bool[Array, "B V"]:
+    """Return True for tokens before which less than `limit` of the weights lies.
 
-    Found bit by bit: the bits of floats that are not negative are in the order of their values. A
-    sort of a large vocabulary takes 30 times as long on a CPU.
+    Tokens are in the order of their logits, ties in the order of their indices. No sort is needed,
+    which takes 30 times as long on a CPU, only the logit at which the limit is reached. It is found
+    bit by bit: the bits of floats that are not negative are in the order of their values.
     """
-    bits = jax.lax.bitcast_convert_type(p, jnp.int32)
+    distance = jnp.abs(logits - jnp.max(logits, axis=-1, keepdims=True))
+    bits = jax.lax.bitcast_convert_type(distance, jnp.int32)
+
+    def weight_of(chosen: jax.Array) -> Float[Array, "B 1"]:
+        return jnp.sum(jnp.where(chosen, weights, 0), axis=-1, keepdims=True)
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
-        middle = (low + high) // 2
-        reached = jnp.sum(jnp.where(bits >= middle, p, 0), axis=-1, keepdims=True) >= mass
-        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
+        middle = low + (high - low) // 2
+        reached = weight_of(bits <= middle) >= limit
+        return jnp.where(reached, low, middle), jnp.where(reached, middle, high)
 
-    # 30 halvings leave one pattern of bits, since that of 1.0 (0x3F800000) is below 2^30.
-    low = jax.lax.bitcast_convert_type(jnp.zeros((len(p), 1)), jnp.int32)
-    high = jax.lax.bitcast_convert_type(jnp.ones((len(p), 1)), jnp.int32)
-    low, _ = jax.lax.fori_loop(0, 30, halve, (low, high + 1))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
+    # 31 halvings leave one pattern of bits, since that of infinity (0x7F800000) is below 2^31.
+    start = jnp.full_like(bits[:, :1], -1)
+    _, threshold = jax.lax.fori_loop(0, 31, halve, (start, jnp.full_like(start, 0x7F800000)))
+    equal = bits == threshold
+    weights_before = jnp.cumsum(jnp.where(equal, weights, 0), axis=-1) - weights
+    return (bits < threshold) | (equal & (weight_of(bits < threshold) + weights_before < limit))

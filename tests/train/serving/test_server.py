@@ -7,7 +7,8 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def serving(
     host: str = "127.0.0.1",
     **settings: Any,
 ) -> Iterator[Server]:
-    generator = generator or Generator(run, max_tokens, 30)
+    generator = generator or Generator(run, max_tokens, 30, max_batch_size=4)
     with Server((host, 0), generator, "tiny", **settings) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -55,7 +56,7 @@ def serving(
 
 @pytest.fixture(scope="module")
 def generator(run: Run) -> Generator:
-    return Generator(run, 20, 30)
+    return Generator(run, 20, 30, max_batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -327,54 +328,106 @@ def test_content_that_pages_may_send_is_refused(server: Server) -> None:
     assert ask(server, "/v1/completions", body, Content_Type=content_type)[0] == 200
 
 
-class SlowGenerator(Generator):
-    """Counts the checks of clients in a generation; the first waits."""
-
-    def __init__(self, run: Run):
-        super().__init__(run, 20, 30)
-        self.started, self.may_go_on = threading.Event(), threading.Event()
-        self.num_checks = 0
-
-    def _generate(self, encoded: Any, on_text: Any, check_client: Any) -> Any:
-        def check() -> None:
-            self.num_checks += 1
-            self.started.set()
-            assert self.may_go_on.wait(120)
-            check_client()
-
-        return super()._generate(encoded, on_text, check)
+@contextlib.contextmanager
+def endless(run: Run, max_batch_size: int) -> Iterator[Server]:
+    """Yield a server whose answers get one token and never end."""
+    generator = Generator(run, 20, 30, max_batch_size)
+    with pytest.MonkeyPatch.context() as patch, serving(run, generator=generator) as server:
+        patch.setattr(generator.engine._batch, "advance", lambda count: time.sleep(0.01))
+        yield server
+        generator.engine.close()
 
 
-@pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}], ids=str)
+def begin(server: Server, **fields: Any) -> http.client.HTTPConnection:
+    """Send a request and return its connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    body = {"prompt": "the", "max_tokens": 20, "temperature": 0, **fields}
+    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+    return connection
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}, {"stop": "never"}], ids=str)
 def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any]) -> None:
-    generator = SlowGenerator(run)
-    with serving(run, generator=generator) as server:
-        body = json.dumps({"prompt": "the", "max_tokens": 20, "temperature": 0, **changes})
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
-        connection.request("POST", "/v1/completions", body, JSON)
-        assert generator.started.wait(120)
+    with endless(run, max_batch_size=2) as server:
+        batch = server.generator.engine._batch
+        connection = begin(server, **changes)
+        wait_until(lambda: len(batch.rows) == changes.get("n", 1))
         connection.close()
-        generator.may_go_on.set()
-        with generator._lock:  # free once the generation has ended
-            assert generator.num_checks <= 2  # the reset may take a moment
-        assert ask(server, "/v1/completions", {"max_tokens": 2})[0] == 200
+        wait_until(lambda: not batch.rows)
+
+
+def test_more_requests_than_may_wait_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.serving.engine.MAX_WAITING", 1)
+    with endless(run, max_batch_size=1) as server:
+        engine = server.generator.engine
+        running = begin(server)
+        wait_until(lambda: bool(engine._batch.rows))
+        waiting = begin(server)
+        wait_until(lambda: bool(engine._waiting))
+        refused = begin(server).getresponse()
+        assert (refused.status, refused.getheader("Retry-After")) == (503, "1")
+        assert "1 answers waiting" in json.loads(refused.read())["error"]["message"]
+        running.close()  # the one that waits takes its place
+        wait_until(lambda: not engine._waiting)
+        waiting.close()
+
+
+def test_large_bodies_are_limited_and_may_not_take_long(
+    run: Run, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.serving.server.MAX_LARGE_BODIES", 1)
+    body = json.dumps({"prompt": "the", "max_tokens": 1, "user": "a" * (1 << 17)}).encode()
+    head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+    with serving(run, generator=generator) as server:
+        address = "127.0.0.1", server.server_port
+        with socket.create_connection(address, timeout=120) as first:
+            first.sendall(head + body[:-1])
+            wait_until(lambda: not server.large_bodies._value)
+            refused = raw(server, head + body)
+            assert refused.startswith(b"HTTP/1.0 503 ")
+            assert b"\r\nRetry-After: 1\r\n" in refused
+            assert ask(server, COMPLETIONS, {"prompt": "the", "max_tokens": 1})[0] == 200
+            first.sendall(body[-1:])
+            assert first.recv(13) == b"HTTP/1.0 200 "
+        monkeypatch.setattr("train.serving.server.CLIENT_SECONDS", 0.0)
+        with socket.create_connection(address, timeout=120) as slow:
+            slow.sendall(head + b" ")
+            assert slow.recv(13) == b"HTTP/1.0 408 "
 
 
 def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:
-    prompts = ["the", "a cat", "sat", "cat"]
-    found: dict[str, str] = {}
+    """More than the batch has rows; those of 20 tokens outlast the model's 16 positions."""
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.3, "top_k": 4, "seed": 3},
+        {"temperature": 0.7, "top_p": 0.8, "seed": 2**32 - 1},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 0},
+    ]
+    prompts = ["the", "a cat", "sat", "cat", "the", ""]
+    lengths = [20, 5, 20, 9, 20, 1]
+    found: dict[int, str] = {}
 
-    def one(prompt: str) -> None:
-        body = {"prompt": prompt, "max_tokens": 5, "temperature": 0}
-        found[prompt] = ask(server, "/v1/completions", body)[1]["choices"][0]["text"]
+    def one(index: int) -> None:
+        body = {"prompt": prompts[index], "max_tokens": lengths[index], **settings[index]}
+        found[index] = ask(server, COMPLETIONS, body)[1]["choices"][0]["text"]
 
-    threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for prompt in prompts:
-        assert found[prompt] == run.generate(prompt, max_new_tokens=5, temperature=0)
+    for index, prompt in enumerate(prompts):
+        expected = run.generate(prompt, max_new_tokens=lengths[index], **settings[index])
+        assert found[index] == expected
 
 
 def test_key_is_needed_if_there_is_one(run: Run) -> None:
@@ -399,7 +452,7 @@ def test_failure_is_an_error_and_the_server_lives(
     ):
         for streamed in (False, True):
             with monkeypatch.context() as patch:
-                patch.setattr("train.serving.answers.complete_tokens", fail)
+                patch.setattr(server.generator.engine._batch, "add", fail)
                 caplog.clear()
                 status, answer = ask(server, "/v1/completions", {"stream": streamed})
             assert (status, answer["error"]["type"]) == (expected, "server_error")

@@ -115,6 +115,8 @@ def test_cache_beyond_the_short_factors_raises() -> None:
     params = random_params_like(jax.eval_shape(short.init_params, jax.random.key(0)))
     found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
     assert len(found.tokens[0]) == TRAINED - 3
+    with pytest.raises(ValueError, match=r"^prompt 0: 3 tokens leave no room for 6 more among the"):
+        generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 2)
     assert model("long").init_cache(1, TRAINED + 1)
     with pytest.raises(ValueError, match=r"a cache of 9 tokens: the model.s positions reach 8"):
         model("by_length").init_cache(1, TRAINED + 1)

@@ -11,17 +11,19 @@ from tests.transformer.formulas import Array, normal
 from tests.transformer.refused import assert_refused
 from transformer.generation.sampling import (
     SamplingConfig,
+    SamplingValues,
     apply_temperature,
+    apply_top_k,
     apply_top_p,
     argmax_tokens,
+    draw_tokens,
     sample_gumbel,
     sample_tokens,
-    select_top_k,
 )
 
 DRAWS = 20_000
 SAMPLE = jax.jit(sample_tokens, static_argnums=3)
-TOP_K = jax.jit(select_top_k, static_argnums=1)
+TOP_K = jax.jit(apply_top_k)
 TOP_P = jax.jit(apply_top_p)
 SPLIT = jax.jit(jax.random.split, static_argnums=1)
 
@@ -47,6 +49,10 @@ def draw_rows(rows: Any, positions: Any, config: SamplingConfig) -> jax.Array:  
     return sample_tokens(rows, keys, positions, config)
 
 
+def column(value: float, dtype: Any = np.float32) -> np.ndarray:  # [1, 1]
+    return np.array([[value]], dtype)
+
+
 def allowed_tokens(logits: Any) -> list[set[int]]:
     """Return the tokens of each row [V] that can be drawn."""
     return [set(np.flatnonzero(row > -np.inf).tolist()) for row in np.asarray(logits)]
@@ -54,12 +60,14 @@ def allowed_tokens(logits: Any) -> list[set[int]]:
 
 @pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.45, 3), (1.0, 5)])
 def test_nucleus_breaks_ties_by_index(mass: float, count: int) -> None:
-    assert allowed_tokens(TOP_P(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [set(range(count))]
+    assert allowed_tokens(TOP_P(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), column(mass))) == [
+        set(range(count))
+    ]
 
 
 def test_nucleus_excludes_tokens_of_probability_zero() -> None:
     certain = np.array([[-np.inf, 5.0, -np.inf]], np.float32)
-    assert allowed_tokens(TOP_P(certain, 0.999)) == [{1}]
+    assert allowed_tokens(TOP_P(certain, column(0.999))) == [{1}]
 
 
 @pytest.mark.parametrize("mass", [1e-9, 0.03, 0.77, 0.9999])
@@ -72,7 +80,7 @@ def test_nucleus_matches_sorting(mass: float) -> None:
         order = np.argsort(-row, kind="stable")
         before = np.cumsum(row[order]) - row[order]
         expected.append(set(order[before < mass].tolist()))
-    actual = np.asarray(TOP_P(logits, mass))
+    actual = np.asarray(TOP_P(logits, np.broadcast_to(column(mass), (7, 1))))
     assert allowed_tokens(actual) == expected
     chosen = np.isfinite(actual)
     np.testing.assert_array_equal(actual[chosen], logits[chosen])
@@ -80,21 +88,42 @@ def test_nucleus_matches_sorting(mass: float) -> None:
 
 @pytest.mark.parametrize(
     ("k", "expected"),
-    [(1, [4]), (3, [4, 0, 1])],
+    [(0, {0, 1, 2, 3, 4}), (1, {4}), (3, {4, 0, 1}), (4, {4, 0, 1, 3}), (9, {0, 1, 2, 3, 4})],
 )
-def test_top_k_breaks_ties_by_index(k: int, expected: list[int]) -> None:
+def test_top_k_breaks_ties_by_index(k: int, expected: set[int]) -> None:
     logits = np.array([[2.0, 1.0, -3.0, 1.0, 5.0]], np.float32)
-    values, words = TOP_K(logits, k)
-    assert words.tolist() == [expected]
-    np.testing.assert_array_equal(values, logits[:, expected])
+    actual = np.asarray(TOP_K(logits, column(k, np.int32)))
+    assert allowed_tokens(actual) == [expected]
+    chosen = np.isfinite(actual)
+    np.testing.assert_array_equal(actual[chosen], logits[chosen])
 
 
-@pytest.mark.parametrize("k", [0, 5])
-def test_top_k_of_the_whole_vocabulary(k: int) -> None:
-    logits = np.array([[2.0, 1.0, -3.0, 1.0, 5.0], [0.0, 1.0, 2.0, 3.0, 4.0]], np.float32)
-    values, words = TOP_K(logits, k)
-    assert words.tolist() == [[0, 1, 2, 3, 4]] * 2
-    np.testing.assert_array_equal(values, logits)
+@pytest.mark.parametrize("k", [3, 64, 65, 96])
+def test_top_k_matches_sorting(k: int) -> None:
+    """With many ties, and on both sides of the k from which on no sort is used."""
+    logits = np.random.default_rng(1).integers(-9, 9, (5, 97)).astype(np.float32)
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    actual = TOP_K(logits, np.full((5, 1), k, np.int32))
+    assert allowed_tokens(actual) == [set(row[:k].tolist()) for row in order]
+
+
+def test_rows_have_settings_of_their_own() -> None:
+    """Greedy, whole, top-k and top-p rows in one batch draw what each draws alone."""
+    configs = [
+        SamplingConfig(temperature=0, top_k=3),
+        SamplingConfig(),
+        SamplingConfig(temperature=1.7),
+        SamplingConfig(top_k=5),
+        SamplingConfig(temperature=0.5, top_p=0.7),
+        SamplingConfig(temperature=3.0, top_k=11, top_p=0.8),
+    ]
+    logits, positions = normal(0, 6, 97), np.arange(6)
+    keys = split(1, 6)
+    each = [config.values(1) for config in configs]
+    values = SamplingValues(*(np.concatenate(column) for column in zip(*each, strict=True)))
+    together = jax.jit(draw_tokens)(logits, keys, positions, values)
+    alone = [SAMPLE(logits, keys, positions, config)[row] for row, config in enumerate(configs)]
+    assert together.tolist() == [int(token) for token in alone]
 
 
 def test_greedy_is_argmax() -> None:
@@ -106,7 +135,7 @@ def test_greedy_is_argmax() -> None:
 
 def test_temperature_by_hand() -> None:
     np.testing.assert_allclose(
-        jax.jit(apply_temperature)(np.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]]
+        jax.jit(apply_temperature)(np.array([[3.0, 1.0, 5.0]]), column(0.5)), [[-4.0, -8.0, 0.0]]
     )
 
 

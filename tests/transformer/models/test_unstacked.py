@@ -79,14 +79,13 @@ def test_stacked_weights_are_sliced_layer_by_layer() -> None:
     """
     model, params = make_decoder(DEEP)
     tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
-    keys = jax.random.split(jax.random.key(0), 1)
-    greedy, stop = GREEDY.values(), np.int32(-1)
-    static: Any = dict(model=model, top_k=0)
-    arguments = (params, tokens, lengths, lengths, keys, stop, greedy)
-    begin = generate_module._start.lower(*arguments, cache_length=41, **static)
-    start = functools.partial(generate_module._start, cache_length=41, **static)
+    seeds, stop = np.zeros((1, 3), np.uint32), np.int32(-1)
+    arguments = (params, tokens, lengths, lengths, seeds, stop, GREEDY.values(1))
+    begin = generate_module.start_rows.lower(*arguments, model=model, cache_length=41)
+    start = functools.partial(generate_module.start_rows, model=model, cache_length=41)
     state = jax.eval_shape(start, *arguments)[0]
-    advance = generate_module._continue.lower(params, state, stop, np.int32(8), greedy, **static)
+    count = np.int32(8)
+    advance = generate_module.continue_rows.lower(params, state, stop, count, count, model=model)
     cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
     for lowered in (begin, advance):
         needed: Any = lowered.compile().memory_analysis()

@@ -50,6 +50,7 @@ class CompiledFunction:
         shapes = tuple((name, array.shape) for name, array in batch.items())
         if shapes not in self._compiled:
             self._compiled.add(shapes)
+            return_freed_memory()  # of the programs before, such as that of the initial state
             # The call below finds this program in the cache of `jit`.
             self.jitted.lower(state, batch, *others).compile()
             return_freed_memory()

@@ -252,8 +252,8 @@ def test_adamw_updates_its_moments_in_place() -> None:
     batch = make_batch() | {"x": jnp.ones((BATCH, 32))}
     compiled = jax.jit(lambda *args: step(*args), donate_argnums=0).lower(state, batch).compile()
     analysis: Any = compiled.memory_analysis()
-    # The gradient is one; the activations are less than another.
-    assert analysis.temp_size_in_bytes < 2 * params["w"].nbytes
+    # The gradient, and what else differs by version; copies of both moments would be two more.
+    assert analysis.temp_size_in_bytes < 2.5 * params["w"].nbytes
 
 
 RECOVERY = RecoveryConfig(window=8, warmup=4)

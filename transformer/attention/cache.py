@@ -74,10 +74,13 @@ class KVCache(struct.PyTreeNode):
     Slot s holds the token at position s, so examples of different lengths share one cache. Slots
     after an example's last token hold zeros or padding. Their positions are greater than that of
     every query, so a causal mask hides them until they are overwritten.
+
+    Heads before tokens: the products of attention have them as batch axes. In the other order XLA's
+    CPU compiler makes a transposed copy of all keys and values for every token.
     """
 
-    keys: Float[Array, "B S K H"]
-    values: Float[Array, "B S K Hv"]
+    keys: Float[Array, "B K S H"]
+    values: Float[Array, "B K S Hv"]
 
     @classmethod
     def empty(
@@ -90,7 +93,7 @@ class KVCache(struct.PyTreeNode):
         value_head_dim: int | None = None,  # None: H
     ) -> "KVCache":
         """Return a cache with room for `length` tokens of each example."""
-        shape = (batch_size, length, num_kv_heads)
+        shape = (batch_size, num_kv_heads, length)
         keys = jnp.zeros((*shape, head_dim), dtype)
         return cls(keys, jnp.zeros((*shape, value_head_dim or head_dim), dtype))
 
@@ -105,7 +108,7 @@ class KVCache(struct.PyTreeNode):
         Raises:
           ValueError: Positions that are not traced lie beyond the cache.
         """
-        length, size = keys.shape[1], self.keys.shape[1]
+        length, size = keys.shape[1], self.keys.shape[2]
         # `dynamic_update_slice` would move the tokens back, onto those before them.
         first = jnp.maximum(positions[:, 0], 0)  # -1 in a row of padding
         if not may_be_below(first, size - length + 1):
@@ -115,32 +118,33 @@ class KVCache(struct.PyTreeNode):
             )
 
         def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))
+            return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (0, start, 0))
 
         # One slice for each row: positions are consecutive, and examples stand at different ones.
         # A row of padding starts at -1, which counts from the end: it is written to the last slots,
         # which its causal queries never see before their own tokens overwrite them.
         start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
-            keys=jax.vmap(write)(self.keys, keys, start),
-            values=jax.vmap(write)(self.values, values, start),
+            keys=jax.vmap(write)(self.keys, keys.swapaxes(1, 2), start),
+            values=jax.vmap(write)(self.values, values.swapaxes(1, 2), start),
         )
 
     def read(self, dtype: Any) -> CachedTokens:
         """Return all S slots in `dtype`."""
-        return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), self.positions)
+        keys, values = (x.astype(dtype).swapaxes(1, 2) for x in (self.keys, self.values))
+        return CachedTokens(keys, values, self.positions)
 
     @property
     def positions(self) -> Int[Array, "1 S"]:
         """Position of each slot, the same in all examples."""
-        return jnp.arange(self.keys.shape[1])[None, :]
+        return jnp.arange(self.keys.shape[2])[None, :]
 
 
 class MemoryCache(struct.PyTreeNode):
     """Keys and values of an encoder's output, projected once, for one cross attention."""
 
-    keys: Float[Array, "B S K H"]
-    values: Float[Array, "B S K Hv"]
+    keys: Float[Array, "B K S H"]
+    values: Float[Array, "B K S Hv"]
 
     @classmethod
     def empty(
@@ -166,18 +170,20 @@ class MemoryCache(struct.PyTreeNode):
         Raises:
           ValueError: the memory has another shape than the cache.
         """
+        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if keys.shape != self.keys.shape:
             raise ValueError(
-                f"memory of {keys.shape[0]} x {keys.shape[1]} tokens: its cache is for "
-                f"{self.keys.shape[0]} x {self.keys.shape[1]}; call init_memory_cache with the "
+                f"memory of {keys.shape[0]} x {keys.shape[2]} tokens: its cache is for "
+                f"{self.keys.shape[0]} x {self.keys.shape[2]}; call init_memory_cache with the "
                 "size of the memory"
             )
         return MemoryCache(keys.astype(self.keys.dtype), values.astype(self.values.dtype))
 
     def read(self, dtype: Any) -> CachedTokens:
         """Return the memory's keys and values in `dtype`."""
-        positions = jnp.arange(self.keys.shape[1])[None, :]
-        return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), positions)
+        positions = jnp.arange(self.keys.shape[2])[None, :]
+        keys, values = (x.astype(dtype).swapaxes(1, 2) for x in (self.keys, self.values))
+        return CachedTokens(keys, values, positions)
 
 
 class RollingCache(struct.PyTreeNode):

@@ -20,17 +20,18 @@ B, T, V = 3, 11, 13
 
 
 def test_tokens_are_written_at_per_example_positions() -> None:
-    cache = KVCache.empty(2, 5, 1, 3, "float32", 2)
-    keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
+    cache = KVCache.empty(2, 5, 7, 3, "float32", 2)
+    keys, values = 1 + normal(0, 2, 2, 7, 3), 1 + normal(1, 2, 2, 7, 2)
     positions: Any = np.array([[3, 4], [0, 1]])
     written = jax.jit(KVCache.append)(cache, keys, values, positions)
-    for stored, new in ((written.keys, keys), (written.values, values)):
+    read = written.read("float32")
+    for stored, new in ((read.keys, keys), (read.values, values)):
         assert np.array_equal(stored[0, 3:], new[0])
         assert np.array_equal(stored[1, :2], new[1])
         assert not np.any(stored[0, :3])
         assert not np.any(stored[1, 2:])
     assert np.array_equal(cache.positions, [[0, 1, 2, 3, 4]])
-    same = jax.jit(KVCache.append)(cache, keys, values, positions[:1])
+    same = jax.jit(KVCache.append)(cache, keys, values, positions[:1]).read("float32")
     assert np.array_equal(same.keys[:, 3:], keys)
     assert np.array_equal(same.values[:, 3:], values)
 

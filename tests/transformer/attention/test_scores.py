@@ -83,4 +83,4 @@ def test_cache_stores_projected_keys() -> None:
     mixer, _ = make_mixer(config(AdditiveScore(11)), D)
     assert isinstance(mixer, Attention)
     for cache in (mixer.init_cache(2, 7), mixer.init_memory_cache(2, 7)):
-        assert (cache.keys.shape, cache.values.shape) == ((2, 7, 3, 11), (2, 7, 3, 5))
+        assert (cache.keys.shape, cache.values.shape) == ((2, 3, 7, 11), (2, 3, 7, 5))

@@ -91,8 +91,6 @@ class ChunkedCrossEntropy:
     vocab_size: int  # V without padding
     num_chunks: int = 1
     """Number of chunks; see `choose_num_chunks`."""
-    unroll: bool = False
-    """Unroll the loop over chunks."""
     dtype: str = "float32"
     """Dtype of logits, the log-sum-exp and sums."""
     label_smoothing: float = 0.0
@@ -200,7 +198,7 @@ def _sum_over_chunks(
         return total + chunk_fn(settings, chunk, output), None
 
     start = jnp.zeros((), settings.dtype)
-    return jax.lax.scan(add, start, _split(settings, tokens), unroll=settings.unroll or 1)[0]
+    return jax.lax.scan(add, start, _split(settings, tokens))[0]
 
 
 # Without `custom_vjp`, JAX would save the logits of every chunk for the backward pass of the scan:
@@ -227,7 +225,7 @@ def _forward(
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, settings.dtype), output)
     start, chunks = (jnp.zeros((), settings.dtype), zeros), _split(settings, tokens)
-    (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=settings.unroll or 1)
+    (total, d_output), d_hidden = jax.lax.scan(add, start, chunks)
     d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
     # `_split` moves and pads: its transpose puts chunks together again, without the padding.
     join = jax.linear_transpose(functools.partial(_split, settings), tokens.hidden)

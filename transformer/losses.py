@@ -22,9 +22,6 @@ from transformer.validation import check_shapes
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""
 
-MAX_UNROLLED_CHUNKS = 8
-"""Most chunks of the cross entropy that are unrolled on CPU, where a loop costs more."""
-
 
 class Loss(NamedTuple):
     """A loss as (sum, weight): the mean is taken once, over microbatches and devices."""
@@ -75,7 +72,6 @@ def token_loss(
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
         num_chunks=num_chunks,
-        unroll=hardware.platform == "cpu" and num_chunks <= MAX_UNROLLED_CHUNKS,
         dtype=config.precision.loss,
         label_smoothing=label_smoothing,
         soft_cap=config.logit_soft_cap,

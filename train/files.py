@@ -100,7 +100,7 @@ def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[byt
         number += 1
         if len(line) > max_bytes:
             raise UserError(
-                f"{path}:{number}: is a line of more than {format_bytes(max_bytes)}; "
+                f"{path}:{number}: is a line of more than {_format_limit(max_bytes)}; "
                 "split it, or restore the original file"
             )
         yield line
@@ -109,13 +109,13 @@ def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[byt
 def too_large_error(path: AnyPath, size: int, max_bytes: int) -> UserError:
     """Return the error for a file above its limit."""
     return UserError(
-        f"{path}: has {format_bytes(size)} or more, and at most {format_bytes(max_bytes)} are read "
+        f"{path}: has {_format_limit(size)} or more, and at most {_format_limit(max_bytes)} are read "
         "of such a file; give the right file, or a smaller one"
     )
 
 
-def format_bytes(size: int) -> str:
-    """Return a size with its unit, e.g. `12 bytes`, `16 MiB` or `1.5 GiB`."""
+def _format_limit(size: int) -> str:
+    """Return a limit, exact below a MiB: `12 bytes`, `16 MiB`, `1.5 GiB`."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -124,7 +124,7 @@ BUGS = (
     ),
     Bug(
         "an answer that nobody waits for keeps its place in the batch",
-        "train/serving/engine.py",
+        "train/serving/decoding_thread.py",
         "            self._batch.remove(generation)",
         "            pass",
         "train/serving",

@@ -188,7 +188,7 @@ def run_serve(arguments: list[str]) -> int:
         generator = Generator(
             run, options.max_tokens, options.max_prompt_tokens, options.max_batch_size
         )
-        generator.engine.compile_ahead()
+        generator.decoding.compile_ahead()
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
     address = options.host, options.port
@@ -203,7 +203,7 @@ def run_serve(arguments: list[str]) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
-            if not generator.engine.close():
+            if not generator.decoding.close():
                 # A thread is inside XLA, which aborts if the interpreter ends below it.
                 sys.stdout.flush()
                 os._exit(0)

@@ -9,7 +9,7 @@ import numpy as np
 from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
-from train.serving.engine import Engine, Generation
+from train.serving.decoding_thread import DecodingThread, Generation
 from train.serving.requests import GenerationRequest, RequestError, as_request_errors
 from train.tasks.instruction import render_question
 from train.tasks.task import tokenizer_of
@@ -127,10 +127,10 @@ class Generator:
             max_prompt_tokens = min(max_prompt_tokens, self._positions - 1)
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._model = run.model
-        self._run = dataclasses.replace(run, params=None)  # the engine has them
+        self._run = dataclasses.replace(run, params=None)  # the decoding thread has them
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
-        self.engine = Engine(run.model, params, max_batch_size, stop_tokens_of(run))
+        self.decoding = DecodingThread(run.model, params, max_batch_size, stop_tokens_of(run))
 
     def encode(self, request: GenerationRequest) -> EncodedRequest:
         """Return the tokens of a request.
@@ -215,7 +215,7 @@ class Generator:
             )
             for row, seed in zip(repeated, seeds, strict=True)
         ]
-        self.engine.submit(generations)
+        self.decoding.submit(generations)
         try:
             choices = [
                 self._read(generation, row, request.stop, on_text, check_client)

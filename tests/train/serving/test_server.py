@@ -333,9 +333,9 @@ def endless(run: Run, max_batch_size: int) -> Iterator[Server]:
     """Yield a server whose answers get one token and never end."""
     generator = Generator(run, 20, 30, max_batch_size)
     with pytest.MonkeyPatch.context() as patch, serving(run, generator=generator) as server:
-        patch.setattr(generator.engine._batch, "advance", lambda count: time.sleep(0.01))
+        patch.setattr(generator.decoding._batch, "advance", lambda count: time.sleep(0.01))
         yield server
-        generator.engine.close()
+        generator.decoding.close()
 
 
 def begin(server: Server, **fields: Any) -> http.client.HTTPConnection:
@@ -356,7 +356,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}, {"stop": "never"}], ids=str)
 def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any]) -> None:
     with endless(run, max_batch_size=2) as server:
-        batch = server.generator.engine._batch
+        batch = server.generator.decoding._batch
         connection = begin(server, **changes)
         wait_until(lambda: len(batch.rows) == changes.get("n", 1))
         connection.close()
@@ -364,18 +364,18 @@ def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any
 
 
 def test_more_requests_than_may_wait_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.serving.engine.MAX_WAITING", 1)
+    monkeypatch.setattr("train.serving.decoding_thread.MAX_WAITING", 1)
     with endless(run, max_batch_size=1) as server:
-        engine = server.generator.engine
+        decoding = server.generator.decoding
         running = begin(server)
-        wait_until(lambda: bool(engine._batch.rows))
+        wait_until(lambda: bool(decoding._batch.rows))
         waiting = begin(server)
-        wait_until(lambda: bool(engine._waiting))
+        wait_until(lambda: bool(decoding._waiting))
         refused = begin(server).getresponse()
         assert (refused.status, refused.getheader("Retry-After")) == (503, "1")
         assert "1 answers waiting" in json.loads(refused.read())["error"]["message"]
         running.close()  # the one that waits takes its place
-        wait_until(lambda: not engine._waiting)
+        wait_until(lambda: not decoding._waiting)
         waiting.close()
 
 
@@ -452,7 +452,7 @@ def test_failure_is_an_error_and_the_server_lives(
     ):
         for streamed in (False, True):
             with monkeypatch.context() as patch:
-                patch.setattr(server.generator.engine._batch, "add", fail)
+                patch.setattr(server.generator.decoding._batch, "add", fail)
                 caplog.clear()
                 status, answer = ask(server, "/v1/completions", {"stream": streamed})
             assert (status, answer["error"]["type"]) == (expected, "server_error")

@@ -269,8 +269,8 @@ def test_sampling_values_share_a_program() -> None:
     def programs(*settings: SamplingConfig) -> int:
         for each in settings:
             generate(model, params, [[3]], max_new_tokens=2, sampling=each)
-        count: int = generate_module.continue_rows._cache_size()  # type: ignore[attr-defined]
-        return count
+        continue_rows: Any = generate_module.continue_rows
+        return int(continue_rows._cache_size())
 
     first = programs(SamplingConfig(0.7, top_p=0.9))
     assert programs(SamplingConfig(0.5, top_p=0.3), SamplingConfig(3.0, top_k=5)) == first

@@ -98,7 +98,7 @@ def _batch_sizes(largest: int) -> tuple[int, ...]:
     return (*(1 << index for index in range((largest - 1).bit_length())), largest)
 
 
-class Engine:
+class DecodingThread:
     """Running batch of a server, with its thread and its queue.
 
     Args:

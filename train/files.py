@@ -109,8 +109,8 @@ def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[byt
 def too_large_error(path: AnyPath, size: int, max_bytes: int) -> UserError:
     """Return the error for a file above its limit."""
     return UserError(
-        f"{path}: has {_format_limit(size)} or more, and at most {_format_limit(max_bytes)} are read "
-        "of such a file; give the right file, or a smaller one"
+        f"{path}: has {_format_limit(size)} or more, and at most {_format_limit(max_bytes)} are "
+        "read of such a file; give the right file, or a smaller one"
     )
 
 

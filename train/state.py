@@ -93,13 +93,11 @@ def update_ema(
     params: Any,
     num_updates: jax.Array,
     decay: float,
-    accept_update: jax.Array | bool = True,
+    accept_update: jax.Array,
 ) -> Any:
     """Return the exponential moving average of the parameters after one more update.
 
-    It stays as it is if the update was not accepted.
-
-    The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
+    It stays as it is if the update was not accepted. The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
     ExponentialMovingAverage, so that the random initial weights soon lose their share.
     """
     # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the

@@ -102,9 +102,10 @@ class TransformerConfig(Settings):
     """`scan`: layers run inside `lax.scan` and compile in the time of one. `unroll`: layers are
     compiled one by one; steps are faster. Both use the same parameters."""
     remat: Annotated[RematPolicy, Mark.RESUMABLE] = "none"
-    """Rematerialization: what the backward pass recomputes to save memory. `none`: nothing.
-    `dots`: everything but matmuls with weights. `full`: everything, from each layer's input.
-    `offload`: like `dots`, with the saved matmul outputs kept in host memory."""
+    """Rematerialization: what the backward pass recomputes to save memory. `none`: nothing, but
+    for attention on a CPU, where it is `dots`. `dots`: everything but matmuls with weights. `full`:
+    everything, from each layer's input. `offload`: like `dots`, with the saved matmul outputs kept
+    in host memory."""
     pad_vocab_to_multiple: Annotated[int, Bounds(1, 2**20)] = 128
     """Pad embedding rows to a multiple of this, so that they divide evenly among devices."""
 

@@ -97,8 +97,9 @@ def update_ema(
 ) -> Any:
     """Return the exponential moving average of the parameters after one more update.
 
-    It stays as it is if the update was not accepted. The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
-    ExponentialMovingAverage, so that the random initial weights soon lose their share.
+    It stays as it is if the update was not accepted. The decay rises through 1/10, 2/11, 3/12, ...
+    to `decay`, as in TensorFlow's ExponentialMovingAverage, so that the random initial weights soon
+    lose their share.
     """
     # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the
     # resolution of bfloat16, and the average would stand still.

@@ -68,6 +68,7 @@ class TrainingLoop:
         """Train to the last step, evaluate, and return the run."""
         is_main_process = jax.process_index() == 0
         with self.setup.open_checkpoints() as checkpoints:
+            self.compile_ahead(checkpoints)
             with self.timer.track("restore"), self.stage_of_restore(checkpoints):
                 start = self.setup.restore_or_init(checkpoints)
             state, step = start.state, start.step
@@ -120,6 +121,16 @@ class TrainingLoop:
             step=weights.steps[-1],
             final_metrics=metrics,
         )
+
+    def compile_ahead(self, checkpoints: CheckpointManager) -> None:
+        """Start to compile the step while the state is made or restored, if steps are left."""
+        saved = max(checkpoints.steps(), default=0)
+        if saved >= self.experiment.steps:
+            return
+        if saved and self.setup.batches.position(0) is not None:
+            return  # batch 0 is far behind in a stream
+        _, batch = self.load_batch(0)
+        self.engine.compile_step_ahead(batch)
 
     def stage_of_restore(self, checkpoints: CheckpointManager) -> AbstractContextManager[Stage]:
         """Return a stage for `restore_or_init`, with the time that it took before."""

@@ -79,6 +79,22 @@ def start(folder: Path) -> TrainState:
     return on_one_device(make_experiment(folder)).init()
 
 
+def test_the_program_compiled_ahead_is_the_one_that_runs(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = on_one_device(make_experiment(folder, steps=STEPS + 1))
+    batch = engine.put_batch(random_rows(8, VOCAB))
+    jax.config.update("jax_log_compiles", True)  # of all threads
+    try:
+        engine.compile_step_ahead(batch)
+        _, metrics = engine.step(engine.init(), batch)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    assert np.isfinite(metrics["loss"])
+    compiled = [text for text in caplog.messages if "Finished XLA compilation" in text]
+    assert sum("train_step" in text for text in compiled) == 1
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path, start: TrainState) -> Curve:
     """Return the curve of one device with the whole batch at once."""

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import os
 import pathlib
 import sys
 import sysconfig
@@ -225,18 +226,17 @@ _LEFT_OUT = frozenset(
 def library_files() -> tuple[TextFile, ...]:
     """Return the source files of the standard library, sorted by name."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
-    files = (
-        TextFile(file.relative_to(root).as_posix(), file)
-        for file in root.rglob("*.py")
-        if file.is_file()
-    )
-    return tuple(sorted(filter(_belongs, files), key=lambda file: file.name))
-
-
-def _belongs(file: TextFile) -> bool:
-    *folders, name = file.name.split("/")
-    generated = name.startswith("_sysconfigdata") or any(f.startswith("config-") for f in folders)
-    return not generated and not _LEFT_OUT.intersection(folders)
+    files = []
+    for folder, subfolders, names in os.walk(root):
+        # Not entered at all: `site-packages` may have ten thousand files.
+        subfolders[:] = [
+            name for name in subfolders if name not in _LEFT_OUT and not name.startswith("config-")
+        ]
+        for name in names:
+            file = pathlib.Path(folder, name)
+            if name.endswith(".py") and not name.startswith("_sysconfigdata") and file.is_file():
+                files.append(TextFile(file.relative_to(root).as_posix(), file))
+    return tuple(sorted(files, key=lambda file: file.name))
 
 
 def library_documents(files: Sequence[TextFile]) -> Iterator[Document]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
 import jax
@@ -45,16 +46,34 @@ class CompiledFunction:
     def __init__(self, jitted: jax.stages.Wrapped):
         self.jitted = jitted
         self._compiled: set[Any] = set()
+        self._ahead: Future[None] | None = None
+
+    def compile_ahead(self, state: Any, batch: Batch, *others: Any) -> None:
+        """Start to compile in a thread; the next call waits for it. The state may be abstract."""
+        if _shapes(batch) in self._compiled:
+            return
+        executor = ThreadPoolExecutor(1, "compile")
+        self._ahead = executor.submit(self._compile, state, batch, *others)
+        executor.shutdown(wait=False)
 
     def __call__(self, state: Any, batch: Batch, *others: Any) -> Any:
-        shapes = tuple((name, array.shape) for name, array in batch.items())
-        if shapes not in self._compiled:
-            self._compiled.add(shapes)
+        if self._ahead is not None:
+            wait([self._ahead])  # what it raised, the call raises
+            self._ahead = None
+        if _shapes(batch) not in self._compiled:
             return_freed_memory()  # of the programs before, such as that of the initial state
-            # The call below finds this program in the cache of `jit`.
-            self.jitted.lower(state, batch, *others).compile()
-            return_freed_memory()
+            self._compile(state, batch, *others)
         return self.jitted(state, batch, *others)
+
+    def _compile(self, state: Any, batch: Batch, *others: Any) -> None:
+        # A call finds this program in the cache of `jit`.
+        self.jitted.lower(state, batch, *others).compile()
+        self._compiled.add(_shapes(batch))
+        return_freed_memory()
+
+
+def _shapes(batch: Batch) -> tuple[Any, ...]:
+    return tuple((name, array.shape) for name, array in batch.items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     python bench/train_step.py --against nanogpt --nanogpt ~/nanoGPT --torch-python ~/bin/python
     python bench/train_step.py --against hf --torch-python ~/bin/python
+    python bench/train_step.py --against products  # the floor: the step's own products alone
 
 A step is forward, backward, clipping by global norm and AdamW, over random tokens that change at
 every step, on the GPU if there is one, else on all cores, with the peer's GELU on both sides.
@@ -52,15 +53,16 @@ SHAPES = {
 OPTIMIZER = {"learning_rate": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
 
 # Default GELU of each peer.
-OWN_GELU: dict[str, Gelu] = {"nanogpt": "erf", "hf": "tanh"}
+OWN_GELU: dict[str, Gelu] = {"nanogpt": "erf", "hf": "tanh", "products": "erf"}
 
 
 @dataclass(frozen=True)
 class Options:
     """Compare a full training step with a peer's."""
 
-    against: Literal["nanogpt", "hf"]
-    """The peer: nanoGPT from a checkout, or Hugging Face's GPT2LMHeadModel."""
+    against: Literal["nanogpt", "hf", "products"]
+    """The peer: nanoGPT from a checkout, Hugging Face's GPT2LMHeadModel, or the products with
+    weights of our own step, without the rest of it."""
     nanogpt: Path | None = None
     """A checkout of nanoGPT."""
     torch_python: Path = Path(sys.executable)
@@ -99,6 +101,8 @@ def contenders(options: Options, shape: Shape) -> list[Contender]:
 
 
 def _peer(options: Options, settings: dict[str, Any]) -> Contender:
+    if options.against == "products":
+        return Contender("products", (sys.executable, "-m", "bench.peers.products"), settings)
     name, module = {
         "nanogpt": ("nanoGPT", "bench.peers.nanogpt"),
         "hf": ("Hugging Face", "bench.peers.huggingface"),

@@ -29,12 +29,22 @@ def squared_relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.square(jax.nn.relu(x))
 
 
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x Phi(x) (Hendrycks and Gimpel 2016), in float32 or wider and rounded once.
+
+    By erf, as PyTorch computes it. `jax.nn.gelu` takes erfc, which is exact to more digits below -3
+    and takes a CPU three times as long.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
+
+
 Activation = Callable[[jax.Array], jax.Array]
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "silu": jax.nn.silu,
     "squared_relu": squared_relu,

@@ -45,7 +45,7 @@ from transformer.models.explicit_sharding import with_auto_axes
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
 from transformer.models.stack import supports_segments
-from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
+from transformer.models.unstacked import Params, unstack_where_memory_allows
 from transformer.taps import NO_OUTPUTS
 from transformer.validation import check_integer, check_seed, check_shapes, check_token_sequence
 
@@ -97,9 +97,9 @@ def generate(
     else in the batch. Later calls with the same model and batch size, and about the same lengths,
     reuse the compiled programs, whatever their seeds, stop tokens and settings of sampling.
 
-    Memory beside `params` is one layer's weights, so a model can be sampled from while it trains.
-    If the weights are fixed, `unstack_for_decoding(params)` in place of `params`
-    saves a copy of each layer at every token.
+    A model can be sampled from while it trains: on a CPU the weights are not copied, on an
+    accelerator only if half of its free memory holds the copy, which saves a copy of each layer at
+    every token. If the weights are fixed, give `unstack_for_decoding(params)`.
 
     Args:
       model: The model.
@@ -286,27 +286,32 @@ def _generate_chunks(
     tokens_per_call: int,
 ) -> Iterator[Float[np.ndarray, "B new_tokens"]]:
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
-    params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
+    params, limit = unstack_where_memory_allows(params), max_cache_length(model.config)
+    num_rows = len(prompts)
+    if num_rows == 1 and model.hardware.platform == "gpu":
+        # XLA writes the products of one row with a matrix to memory, as large as the matrix, before
+        # it adds them. A second row, which ends at once, makes it a matrix product.
+        prompts = prompts * 2
     tokens, lengths = pad_right(prompts, len(prompts), limit)
     longest = int(lengths.max()) + max_new_tokens
     state, new = start_rows(
         params,
         tokens,
         lengths,
-        np.full_like(lengths, max_new_tokens),
+        np.where(np.arange(len(prompts)) < num_rows, max_new_tokens, 0).astype(np.int32),
         seed_words(seed, prompts),
         stop_tokens,
         sampling.values(len(prompts)),
         model=model,
         cache_length=bucket_length(longest, CACHE_LENGTH_MULTIPLE, limit),
     )
-    yield np.asarray(new)
+    yield np.asarray(new)[:num_rows]
     # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
         state, new = continue_rows(
             params, state, stop_tokens, np.int32(tokens_per_call), np.int32(1), model=model
         )
-        yield np.asarray(new)
+        yield np.asarray(new)[:num_rows]
 
 
 def seed_words(seed: int, prompts: Sequence[np.ndarray]) -> UInt32[np.ndarray, "B 3"]:

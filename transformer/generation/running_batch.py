@@ -32,7 +32,7 @@ from transformer.generation.generate import (
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, SamplingValues
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
-from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
+from transformer.models.unstacked import Params, unstack_where_memory_allows
 
 MIN_CACHE_LENGTH = 256
 """Smallest length of the cache, in tokens."""
@@ -77,7 +77,7 @@ class RunningBatch:
         sizes: tuple[int, ...],
         stop_tokens: Int[np.ndarray, "E"],
     ):
-        self._model, self._params = model, unstack_for_decoding_without_copy(params)
+        self._model, self._params = model, unstack_where_memory_allows(params)
         self.sizes, self._stop_tokens = sizes, stop_tokens
         self._limit = max_cache_length(model.config)
         self._state: DecodingState | None = None

@@ -23,7 +23,7 @@ from transformer.generation.generate import stop_token_array
 from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.model import LOGITS
-from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
+from transformer.models.unstacked import Params, unstack_where_memory_allows
 from transformer.validation import check_integer, check_token_sequence
 
 
@@ -79,7 +79,7 @@ def translate(
     scores = [0.0] * len(rows)
     limit = model.config.max_length
     # The decoder only: the encoder runs once for each batch.
-    prepared = {**params, "decoder": unstack_for_decoding_without_copy(params["decoder"])}
+    prepared = {**params, "decoder": unstack_where_memory_allows(params["decoder"])}
     for batch in batches_by_length(rows, batch_size):
         source, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
         # From the padded length, so that few programs serve all batches.

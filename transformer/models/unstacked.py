@@ -55,19 +55,20 @@ def unstack_for_decoding(params: Params) -> Params:
     """Return a model's parameters with a copy of each layer's weights, for `generate`.
 
     The copy takes as much memory as the layers: use it in a server, which can drop the stacked
-    weights. On CPU it gains nothing over `unstack_for_decoding_without_copy`, which `generate`
-    applies itself.
+    weights. `generate` applies `unstack_where_memory_allows` itself.
     """
     check_has_layers(params)
     return {**params, "layers": jax.jit(unstack_layers)(params["layers"])}
 
 
-def unstack_for_decoding_without_copy(params: Params) -> Params:
-    """Return a model's parameters as `prefill` and `decode_step` take them, without using memory.
+def unstack_where_memory_allows(params: Params) -> Params:
+    """Return a model's parameters as `prefill` and `decode_step` take them.
 
-    On a single CPU device each layer's weights become views of the stacks (elsewhere no array lies
-    within another); otherwise the stacks are unchanged. Drop the result soon: as long as it lives,
-    `params` cannot be donated.
+    On a single CPU device each layer's weights become views of the stacks, which take no memory
+    (elsewhere no array lies within another). On a single accelerator they become copies, if half of
+    its free memory holds them: a step copies each layer of stacks before it uses it, and moves more
+    than twice the bytes. Otherwise the stacks are unchanged. Drop the result soon: as long as it
+    lives, `params` cannot be donated.
     """
     check_has_layers(params)
     # NumPy arrays, as an import may give, have no `devices`, which decide below.
@@ -77,9 +78,14 @@ def unstack_for_decoding_without_copy(params: Params) -> Params:
     if not leaves or any(isinstance(weights, UnstackedLayers) for weights in stacks.values()):
         return params
     devices = set().union(*(leaf.devices() for leaf in leaves))
-    on_one_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    if len(devices) > 1:
+        return params
+    [device] = devices
+    if device.platform != "cpu":
+        num_bytes = sum(leaf.nbytes for leaf in leaves)
+        return unstack_for_decoding(params) if num_bytes <= free_bytes(device) / 2 else params
     # NumPy cannot import it by DLPack: its own dtypes have no bfloat16.
-    if not on_one_cpu or any(leaf.dtype == jnp.bfloat16 for leaf in leaves):
+    if any(leaf.dtype == jnp.bfloat16 for leaf in leaves):
         return params
     # `np.from_dlpack`, not `np.asarray`: JAX caches the result of the latter in the array, which
     # then keeps a reference that prevents donation for good.
@@ -88,6 +94,12 @@ def unstack_for_decoding_without_copy(params: Params) -> Params:
     # copied, with the same result.
     views = jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=True), views)
     return {**params, "layers": views}
+
+
+def free_bytes(device: jax.Device) -> int:
+    """Return the free memory of a device; 0 if its runtime does not say."""
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
 
 
 def check_has_layers(params: Params) -> None:

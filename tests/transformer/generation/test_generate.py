@@ -28,6 +28,7 @@ from transformer.generation import generate as generate_module
 from transformer.generation.batches import bucket_length
 from transformer.generation.generate import decode_step, generate, prefill
 from transformer.generation.sampling import SamplingConfig
+from transformer.hardware import Hardware
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
 from transformer.models.language_model import LanguageModel
@@ -197,6 +198,29 @@ def record_calls(function: Callable[..., Any], calls: list[str]) -> Callable[...
         return function(*arguments, **named)
 
     return call
+
+
+def test_one_prompt_on_a_gpu_runs_beside_a_finished_row(gpt: tuple[LanguageModel, Any]) -> None:
+    _, params = gpt
+    block = dataclasses.replace(
+        GPT.layer_pattern[0],
+        mixer=dataclasses.replace(GPT.layer_pattern[0].mixer, backend="reference"),
+    )
+    config = dataclasses.replace(GPT, layer_pattern=(block,))
+    streamed: list[list[list[int]]] = []
+    results = [
+        generate(
+            LanguageModel(config, Hardware(platform)),
+            params,
+            [[1, 2, 3]],
+            max_new_tokens=11,
+            sampling=GREEDY,
+            on_tokens=streamed.append,
+        ).tokens
+        for platform in ("cpu", "gpu")
+    ]
+    assert results[0] == results[1] == join_streams(streamed[: len(streamed) // 2])
+    assert {len(new) for new in streamed} == {1}
 
 
 def test_lengths_are_bucketed() -> None:

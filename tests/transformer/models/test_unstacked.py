@@ -24,7 +24,7 @@ from transformer.models.language_model import LanguageModel
 from transformer.models.unstacked import (
     UnstackedLayers,
     unstack_for_decoding,
-    unstack_for_decoding_without_copy,
+    unstack_where_memory_allows,
 )
 
 
@@ -97,7 +97,7 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
     model, params = gpt
     tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
     expected = read(model, params, tokens, lengths, 8)
-    for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
+    for other in (unstack_for_decoding(params), unstack_where_memory_allows(params)):
         assert isinstance(other["layers"]["place_0"], UnstackedLayers)
         assert_trees_close(read(model, other, tokens, lengths, 8), expected)
     reported = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)

@@ -1,0 +1,216 @@
+"""Decoding step compiled for a GPU, which need not be here, and read: its kernels and their bytes.
+
+    python -m bench.gpu_program [--target h200:1] [--batch 1 2 8]
+
+Each token runs the body of one loop. A kernel reads its operands from memory and writes its
+results, but of an operand that it slices the slice alone. Beside the sum stands what no program can
+avoid: every weight and every cached key and value, once. XLA tunes nothing without the GPU, so the
+kernels of matrix products may be others there. Needs JAX's compiler for the target
+(`pip install 'jax[cuda13]'`).
+"""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from flax.core import meta
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+from train.estimate.target import parse_target, target_devices
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    LanguageModel,
+    LearnedPositions,
+    Precision,
+    TransformerConfig,
+)
+from transformer.generation.generate import continue_rows, start_rows
+from transformer.generation.sampling import SamplingConfig
+from transformer.models.unstacked import unstack_for_decoding
+
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Compile a decoding step of GPT-2 in bfloat16 and read it."""
+
+    target: str = "h200:1"
+    batch: tuple[int, ...] = (1, 8)
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    vocabulary: int = 50_257
+    cache: int = 256
+    """Tokens of the cache."""
+    stacked: bool = True
+    """Compile for the stacked weights too; without, for copies of each layer alone."""
+    show: bool = False
+    """Print every kernel of one layer."""
+
+
+class Kernel(NamedTuple):
+    """An instruction that runs as a kernel."""
+
+    kind: str
+    num_bytes: int
+    text: str
+
+
+def decoding_program(options: Options, batch: int, *, stacked: bool) -> str:
+    """Return the compiled HLO of the loop over tokens."""
+    target = parse_target(options.target)
+    mesh = Mesh(np.array(target_devices(target)[:1]), ("device",))
+    placed = NamedSharding(mesh, PartitionSpec())
+    config = TransformerConfig(
+        vocab_size=options.vocabulary,
+        d_model=options.width,
+        num_layers=options.layers,
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=options.heads)),),
+        position_embedding=LearnedPositions(1024),
+        precision=dataclasses.replace(Precision.parse("bfloat16"), parameters="bfloat16"),
+    )
+    model = LanguageModel(config, target.hardware)
+
+    def abstract(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), tree
+        )
+
+    params = meta.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    if not stacked:
+        params = jax.eval_shape(unstack_for_decoding, params)
+    sizes = np.full(batch, 16, np.int32)
+    state, _ = jax.eval_shape(
+        lambda params: start_rows(
+            params,
+            jnp.zeros((batch, 16), jnp.int32),
+            sizes,
+            sizes,
+            jnp.zeros((batch, 3), jnp.uint32),
+            np.array([-1], np.int32),
+            SamplingConfig(temperature=0.0).values(batch),
+            model=model,
+            cache_length=options.cache,
+        ),
+        params,
+    )
+    count = jnp.int32(32)
+    arguments = abstract((params, state, jnp.array([-1], jnp.int32), count, count))
+    return continue_rows.lower(*arguments, model=model).compile().as_text()
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    """Return the lines of each computation of a program by name."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if match := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+            lines = found.setdefault(match[1], [])
+        elif line.startswith(" "):
+            lines.append(line.strip())
+    return found
+
+
+INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")
+NO_KERNEL = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all")
+
+
+def size_of(shape: str) -> int:
+    """Return the bytes of all arrays in a shape such as `(f32[2,3]{1,0}, s32[])`."""
+    return sum(
+        BYTES.get(dtype, 4) * math.prod(int(n) for n in sizes.split(",") if n)
+        for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", shape)
+    )
+
+
+def kernels_of_loop(text: str) -> list[Kernel]:
+    """Return the kernels of the longest loop of a program."""
+    parts = computations(text)
+    bodies = [parts[name] for name in re.findall(r"body=%?([\w.\-]+)", text)]
+    return list(_kernels(max(bodies, key=len), parts))
+
+
+def _kernels(body: Sequence[str], parts: dict[str, list[str]]) -> Iterator[Kernel]:
+    shapes: dict[str, str] = {}
+    for line in body:
+        match = INSTRUCTION.match(line)
+        if match is None:
+            continue
+        name, shape, kind, rest = match.groups()
+        shapes[name] = shape
+        if kind in NO_KERNEL:
+            continue
+        operands = [size_of(shapes[n]) for n in re.findall(r"%([\w.\-]+)", rest.split(")")[0])]
+        written = size_of(shape)
+        if kind == "fusion" and (called := re.search(r"calls=%?([\w.\-]+)", line)):
+            operands, written = _fusion_bytes(parts[called[1]], operands, written)
+            kind = re.sub(r"[.\d_]+$", "", name)
+        yield Kernel(kind, sum(operands) + written, line)
+
+
+def _fusion_bytes(lines: Sequence[str], operands: list[int], written: int) -> tuple[list[int], int]:
+    """Return the bytes of a fusion's operands and results, of slices as far as they are used."""
+    for line in lines:
+        match = INSTRUCTION.match(line)
+        if match is None or match[3] != "parameter":
+            continue
+        users = [
+            user
+            for other in lines
+            if (user := INSTRUCTION.match(other))
+            and f"%{match[1]}" in re.findall(r"%[\w.\-]+", user[4].split(")")[0])
+        ]
+        index = int(match[4].split(")")[0])
+        if users and all(user[3] in ("dynamic-slice", "gather", "slice") for user in users):
+            operands[index] = sum(size_of(user[2]) for user in users)
+        if any(user[3] in ("dynamic-update-slice", "scatter") for user in users):
+            written -= size_of(match[2])  # in place
+            operands[index] = 0
+    return operands, max(written, 0)
+
+
+def main(options: Options) -> None:
+    """Print the number of kernels and their bytes for each batch size."""
+    console = Console()
+    grid = Table(title=f"a token of {options.layers} x {options.width}, {options.target}, bfloat16")
+    for heading in ("batch", "weights", "kernels", "bytes", "of the least", "most bytes"):
+        grid.add_column(heading)
+    layer = 12 * options.width**2
+    weights = 2 * (options.layers * layer + options.vocabulary * options.width)
+    for batch in options.batch:
+        cached = 2 * 2 * batch * options.layers * options.cache * options.width
+        for stacked in (True, False) if options.stacked else (False,):
+            kernels = kernels_of_loop(decoding_program(options, batch, stacked=stacked))
+            total = sum(kernel.num_bytes for kernel in kernels)
+            by_kind: Counter[str] = Counter()
+            for kernel in kernels:
+                by_kind[kernel.kind] += kernel.num_bytes
+            largest = ", ".join(f"{kind} {n / 1e6:.0f}" for kind, n in by_kind.most_common(3))
+            grid.add_row(
+                str(batch),
+                "stacked" if stacked else "by layer",
+                str(len(kernels)),
+                f"{total / 1e6:.0f} MB",
+                f"{total / (weights + cached):.2f}",
+                largest,
+            )
+            if options.show:
+                first = len(kernels) // 2
+                for kernel in kernels[first : first + len(kernels) // options.layers + 1]:
+                    console.print(kernel.kind, f"{kernel.num_bytes / 1e6:.3f} MB", markup=False)
+    console.print(grid)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -160,16 +160,19 @@ def run_variant(variant: Variant) -> tuple[float, float, tuple[str, ...]]:
     """Return the differences of logits as read here and as exported, and the notes."""
     theirs = make_model(variant)
     expected = logits_of(theirs)
-    differences = []
+    read = []
     for of_hub in (True, False):
         with tempfile.TemporaryDirectory() as source:
             theirs.save_pretrained(source, save_original_format=of_hub)
-            pretrained, params = read_model(source)
-        model = pretrained.make_model()
-        output = model.apply({"params": params}, draw_tokens())
-        differences.append(difference(output.logits, expected))
+            read.append(read_model(source))
+    outputs = [
+        pretrained.make_model().apply({"params": params}, draw_tokens())
+        for pretrained, params in read
+    ]
+    differences = [difference(output.logits, expected) for output in outputs]
+    pretrained, params = read[0]
     with tempfile.TemporaryDirectory() as target:
-        write_model(target, model, params, family=pretrained.family.model_type)
+        write_model(target, pretrained.make_model(), params, family=pretrained.family.model_type)
         text_class = getattr(transformers, pretrained.architecture.name)
         reopened = text_class.from_pretrained(target, attn_implementation="eager").eval()
         return max(differences), difference(logits_of(reopened), expected), pretrained.notes
@@ -184,8 +187,9 @@ def write_fixtures() -> None:
             model = make_model(variant)
             model.save_pretrained(folder)
             (folder / "generation_config.json").unlink(missing_ok=True)
-            reference = {"tokens": draw_tokens(), "logits": logits_of(model)}
-            np.savez_compressed(folder / "reference.npz", **reference)
+            np.savez_compressed(
+                folder / "reference.npz", tokens=draw_tokens(), logits=logits_of(model)
+            )
 
 
 def main() -> int:

@@ -185,7 +185,9 @@ def write_model(variant: Variant, folder: Path) -> None:
         whole.save(str(folder), create_model_card=False)
     if variant.is_older:
         names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
-        pooling = {f"pooling_mode_{name}": name.startswith(variant.pooling) for name in names}
+        pooling: dict[str, Any] = {
+            f"pooling_mode_{name}": name.startswith(variant.pooling) for name in names
+        }
         pooling["pooling_mode_mean_sqrt_len_tokens"] = False
         pooling |= {"word_embedding_dimension": 16}
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2))

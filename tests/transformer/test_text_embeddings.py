@@ -39,7 +39,14 @@ def test_vectors_are_the_pooled_states_of_each_sequence_alone(pooling: Embedding
 
 @pytest.mark.parametrize(
     "fixture",
-    ["bert-mlm", "bert-classifier", "distilbert-tagger", "modernbert-local", "longformer-mlm"],
+    [
+        "bert-mlm",
+        "bert-classifier",
+        "distilbert-tagger",
+        "modernbert-local",
+        "longformer-mlm",
+        "mixtral-experts",
+    ],
 )
 def test_padding_changes_no_vector(fixture: str) -> None:
     pretrained, params = read_model(FIXTURES / fixture)

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from train.assembly import make_engine, make_task, with_broken_kernels, with_python_data
 from train.checkpoint.manager import CheckpointManager
 from train.data.held_data import PythonData
@@ -19,10 +21,12 @@ from train.run_folder.base_weights import check_base, load_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import check_provenance, collect_provenance
 from train.run_folder.run_config import read_experiment, read_labels, read_tokenizer
+from train.run_folder.sentence_transformers import read_embedding_config
 from train.runtime.local_hardware import local_hardware
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.runtime.stages import stage
 from train.tasks.task import SampleOptions, TextCallback, TrainedModel
+from train.tasks.text_embeddings import choose_prompt, embed_texts, usual_config
 from train.tasks.text_scores import score_texts
 from train.tasks.vocabulary import check_vocab_size
 from train.telemetry.event_log import EventLog
@@ -30,6 +34,7 @@ from train.telemetry.loss_plot import draw_losses, event_steps
 from train.telemetry.metrics_log import read_metrics
 from transformer.generation.log_likelihood import LogLikelihood
 from transformer.generation.sampling import SamplingConfig
+from transformer.text_embeddings import EmbeddingPooling
 
 if TYPE_CHECKING:  # of an optional package
     from matplotlib.figure import Figure
@@ -118,6 +123,44 @@ class Run(TrainedModel):
             contexts = [context] * len(several)
         scores = score_texts(make_task(self.experiment), self, several, contexts)
         return scores[0] if isinstance(texts, str) else scores
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: EmbeddingPooling | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+    ) -> np.ndarray:  # [D] or [N, D] float32
+        """Return the vector of a text, or of each of several.
+
+        What is not given is that of the model's files, if it was imported from a folder of
+        sentence-transformers. Otherwise an encoder has the mean of the hidden states, and a decoder
+        that of the last token, both normalized, without a prompt.
+
+        Args:
+          texts: A text, or several.
+          pooling: `mean` of the tokens, `first` or `last` token, or `max` of the tokens.
+          normalize: Scale the vectors to length 1, so that their products are cosines.
+          prompt: Text to put before each.
+          prompt_name: The same by its name in the model's files.
+
+        Raises:
+          UserError: The model has no one stack of layers over tokens, there is no such prompt, or a
+            text cannot be read.
+        """
+        several = _texts("texts", texts)
+        published = self.folder.pretrained.exists()
+        config = read_embedding_config(self.folder.pretrained) if published else None
+        config = config or usual_config(self.model.config)
+        before = choose_prompt(config, prompt, prompt_name)
+        if pooling is not None:
+            config = dataclasses.replace(config, pooling=pooling)
+        if normalize is not None:
+            config = dataclasses.replace(config, normalize=normalize)
+        vectors = embed_texts(self, several, config, prompt=before, is_published=published)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
         """Return the metrics over the whole of a split, by name.

@@ -68,6 +68,7 @@ from transformer.models.language_model import LanguageModel
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.model import Model, ModelOutput, check_params
 from transformer.precision import Precision
+from transformer.text_embeddings import embed_sequences
 
 __all__ = [
     "MIXERS",
@@ -136,6 +137,7 @@ __all__ = [
     "TransformerConfig",
     "YaRNScaling",
     "check_params",
+    "embed_sequences",
     "generate",
     "log_likelihoods",
     "register_mixer",

@@ -26,6 +26,7 @@ from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from transformer.interop.families import FAMILIES
+from transformer.interop.multimodal import TEXT_FAMILIES
 
 TABLE = Path(__file__).parents[2] / "transformer" / "interop" / "config_fields.json"
 
@@ -164,11 +165,22 @@ def fields_of_type(
     config_class = CONFIG_MAPPING[model_type]
     package = config_class.__module__.rpartition(".")[0]
     modeling = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    classes = [
+        name
+        for name, cls in vars(modeling).items()
+        if inspect.isclass(cls)
+        and issubclass(cls, transformers.PreTrainedModel)
+        and cls.__module__ == modeling.__name__
+        and getattr(cls, "config_class", None) is config_class
+        and not name.lower().endswith("pretrainedmodel")
+    ]
     known: dict[str, ast.AST] = {}
     for name in UTILITIES:
         known |= definitions(importlib.import_module(name))
     known |= definitions(modeling)
-    needed = reachable([each.name for each in FAMILIES[model_type].architectures], known)
+    family = FAMILIES.get(model_type)
+    starts = classes if family is None else [each.name for each in family.architectures]
+    needed = reachable(starts, known)
     reads = [*self_reads(config_class), *keyword_reads(config_class), *OF_ALL_LAYERS]
     undeclared: dict[str, Any] = dict.fromkeys((*OF_THE_CACHE, *OF_ALL_LAYERS))
     for node in needed:
@@ -182,15 +194,6 @@ def fields_of_type(
     defaults = undeclared | keyword_reads(config_class) | own
     read = {aliases.get(name, name) for name in reads} & defaults.keys()
     unread = own.keys() - read - common
-    classes = [
-        name
-        for name, cls in vars(modeling).items()
-        if inspect.isclass(cls)
-        and issubclass(cls, transformers.PreTrainedModel)
-        and cls.__module__ == modeling.__name__
-        and getattr(cls, "config_class", None) is config_class
-        and not name.lower().endswith("pretrainedmodel")
-    ]
     return {name: defaults[name] for name in read | unread}, unread, aliases, classes
 
 
@@ -216,7 +219,7 @@ def make_table() -> str:
     """Return the table as JSON."""
     common, generation = common_fields(), generation_fields()
     types = {}
-    for model_type in FAMILIES:
+    for model_type in (*FAMILIES, *TEXT_FAMILIES):
         defaults, unread, aliases, classes = fields_of_type(model_type, common)
         types[model_type] = {
             "defaults": defaults,

@@ -50,7 +50,7 @@ API_PAGES = {
         "Sampling, beam search and translation.",
         (
             "transformer.generate",
-            "transformer.log_likelihoods",
+            *("transformer.log_likelihoods", "transformer.embed_sequences"),
             "transformer.generation.sampling.SamplingConfig",
             "transformer.generation.beam_search.BeamSearchConfig",
             "transformer.generation.beam_search.beam_search",

@@ -30,11 +30,11 @@ FIXTURES = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures"
 FIXTURE = FIXTURES / "gpt2-tied"
 
 
-def make_source(folder: Path, tokens: int = 51) -> Path:
-    """Copy a tiny GPT-2 and give it a tokenizer of this many words."""
+def make_source(folder: Path, tokens: int = 51, fixture: Path = FIXTURE) -> Path:
+    """Copy a tiny model, GPT-2, and give it a tokenizer of this many words."""
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(FIXTURE / name, folder)
+        shutil.copy(fixture / name, folder)
     words = ["<|endoftext|>", *(f"w{i}" for i in range(tokens - 1))]
     backend = tokenizers.Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, "w0")
@@ -74,6 +74,22 @@ def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
     assert {name: written[name] for name in shared} == {name: before[name] for name in shared}
     count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     assert f"A `gpt2` model of {count:,} parameters" in (tmp_path / "out/README.md").read_text()
+
+
+def test_the_text_part_of_a_multimodal_model_is_a_run(tmp_path: Path) -> None:
+    """Its files say the text family, so that `export` writes that one again."""
+    fixture = FIXTURES.parent / "multimodal" / "qwen2_vl"
+    source = make_source(tmp_path / "source", fixture=fixture)
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    assert run.folder.model_type == "qwen2"
+    assert run.generate("w3 w4", max_new_tokens=3)
+    assert export_run(str(tmp_path / "run"), str(tmp_path / "out")) == "qwen2"
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["Qwen2ForCausalLM"]
+    assert not written.keys() & {"text_config", "vision_config", "image_token_id"}
+    _, params = read_model(tmp_path / "out")
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, run.params))
 
 
 def test_failed_import_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -1,19 +1,25 @@
-"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`."""
+"""Verbs that ask a run's model about texts: `sample`, `score`, `embed` and `serve`."""
 
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Collection, Iterable
-from typing import Annotated
+from typing import Annotated, Literal
+
+import numpy as np
 
 from train.assembly import make_task
 from train.cli.parsing import RunArguments, given_flags, parse, print_json
 from train.data.chat_template import Message
-from train.errors import UsageError, UserError, as_usage_errors, printable
+from train.data.tokenizer_settings import decode_text
+from train.errors import UsageError, UserError, as_usage_errors, as_user_error, printable
+from train.files import expand_path
 from train.run import Run, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+from train.runtime.writing import write_atomically
 from train.serving.answers import Generator
 from train.serving.server import Server
 from train.tasks.evaluation import perplexity
@@ -22,6 +28,7 @@ from train.tasks.task import SampleOptions
 from train.tasks.text_scores import score_texts
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
+from transformer.text_embeddings import MIN_NORM, EmbeddingPooling
 from transformer.validation import Bounds, PositiveInt, Seed
 
 
@@ -148,6 +155,69 @@ def run_score(arguments: list[str]) -> int:
     for total, count, text in zip(totals, counts, texts, strict=True):
         print(f"{total:14.4f} {count:8} {perplexity(-total / count):12.2f}   {text!r}")
     return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedArguments(RunArguments):
+    """Compute vectors of texts, for search and comparison: their products are cosines."""
+
+    text: tuple[str, ...] = ()
+    """Texts; without --output their cosines are printed."""
+    input: str = ""
+    """File with a text on each line, after those of --text."""
+    output: str = ""
+    """File of NumPy (.npy) to write: float32 [texts, width]."""
+    pooling: EmbeddingPooling | None = None
+    """Vector of a text: the mean of its tokens, its first or last one, or their maximum. Default:
+    that of the model's files, or else the mean for an encoder and the last for a decoder."""
+    normalize: Literal["yes", "no"] | None = None
+    """Scale vectors to length 1. Default: as the model's files say, or else yes."""
+    prompt: str | None = None
+    """Text to put before each."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model's files to put before each."""
+
+
+def run_embed(arguments: list[str]) -> int:
+    """Print or write vectors of texts; return the exit status."""
+    options = parse(EmbedArguments, arguments, verb="embed")
+    if options.output and not options.output.endswith(".npy"):
+        raise UsageError(f"output {options.output}: give a name that ends with .npy")
+    texts = [*options.text, *(read_lines(options.input) if options.input else ())]
+    if not texts:
+        raise UsageError("embed: has no texts; give --text, or --input FILE")
+    run = load(options.workdir, step=options.step)
+    with explain_oom(lambda: ["give shorter texts", LARGER_DEVICES_REMEDY]):
+        vectors = run.embed(
+            texts,
+            pooling=options.pooling,
+            normalize=None if options.normalize is None else options.normalize == "yes",
+            prompt=options.prompt,
+            prompt_name=options.prompt_name,
+        )
+    if options.output:
+        content = io.BytesIO()
+        np.save(content, vectors)
+        write_atomically(expand_path(options.output), content.getvalue())
+        record = {"output": options.output, "shape": list(vectors.shape)}
+        shape = " vectors of ".join(map(str, vectors.shape))
+        options.show(record, f"wrote {options.output}: {shape} numbers")
+    elif options.json:
+        print_json({"embeddings": vectors.tolist()})
+    else:
+        scaled = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), MIN_NORM)
+        print("cosine with each text")
+        for row, text in zip(scaled @ scaled.T, texts, strict=True):
+            print(f"{' '.join(f'{cosine:6.3f}' for cosine in row)}   {text!r}")
+    return 0
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a file that are not empty."""
+    file = expand_path(path)
+    with as_user_error(f"input {path}"):
+        text = decode_text(file, file.read_bytes())
+    return [line for line in text.splitlines() if line.strip()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

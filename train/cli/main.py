@@ -44,6 +44,11 @@ VERBS = {
         "log-likelihoods of texts, alone or after a context",
         "generation_verbs",
     ),
+    "embed": Verb(
+        "W --text TEXT ... | --input FILE [--output FILE.npy]",
+        "vectors of texts, for search and comparison",
+        "generation_verbs",
+    ),
     "serve": Verb(
         "W [--port N]",
         "answer an OpenAI-compatible HTTP API with a run's language model",
@@ -121,7 +126,7 @@ VERBS = {
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "serve", "attention"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "embed", "serve", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 

@@ -6,6 +6,7 @@ settings of its task and data, a checkpoint. `huggingface_export` has the other 
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -30,6 +31,12 @@ from train.run_folder.base_weights import BASE_KEY, base_digest, save_base
 from train.run_folder.folder import RunFolder
 from train.run_folder.provenance import PROVENANCE_KEY, collect_provenance
 from train.run_folder.run_config import write_run_files
+from train.run_folder.sentence_transformers import (
+    EMBEDDING_FILES,
+    POOLING_PATTERN,
+    embedding_files,
+    read_embedding_config,
+)
 from train.runtime.local_hardware import local_hardware
 from train.runtime.stages import stage
 from train.state import TrainState
@@ -121,10 +128,20 @@ def _import_into(
         policy = Precision.parse(precision).resolve(local_hardware())
     except ValueError as error:
         raise UserError(str(error)) from error
+    embedding = read_embedding_config(origin)  # refuses modules before weights are read
     with as_user_errors(), stage("reading weights", total=1) as progress:
         pretrained, params = read_model(origin, precision=policy, on_progress=progress.advance)
     for note in pretrained.notes:
         log.warning("%s: %s", origin, note)
+    if embedding is not None:
+        log.warning(
+            "%s: is a model of sentence-transformers; embed gives its vectors (pooling %s%s%s), "
+            "for which a head has no effect",
+            origin,
+            embedding.pooling,
+            ", normalized" if embedding.normalize else "",
+            f", at most {embedding.max_length} tokens" if embedding.max_length else "",
+        )
     tokenizer = Tokenizer.load(origin).with_num_embeddings(pretrained.config.vocab_size)
     if surplus := tokenizer.num_tokens - tokenizer.vocab_size:
         log.warning(
@@ -169,9 +186,12 @@ def _import_into(
     with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
         checkpoints.save(0, state, record)
     folder.pretrained.mkdir()
-    for name in KEPT_FILES:
+    for name in (*KEPT_FILES, *embedding_files(origin)):
         if (origin / name).exists():
+            (folder.pretrained / name).parent.mkdir(exist_ok=True)
             (folder.pretrained / name).write_bytes((origin / name).read_bytes())
+    if pretrained.multimodal:
+        (folder.pretrained / "config.json").write_text(json.dumps(pretrained.fields, indent=2))
     # Last: config.json marks the folder as a run.
     write_run_files(
         folder,
@@ -195,7 +215,8 @@ def find_source(source: str) -> Path:
         return folder
     if folder.exists() or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(f"{source}: is not a folder; give one with config.json and safetensors")
-    patterns = [*KEPT_FILES, "*.safetensors", "model.safetensors.index.json"]
+    patterns = [*KEPT_FILES, *EMBEDDING_FILES, POOLING_PATTERN]
+    patterns += ["*.safetensors", "model.safetensors.index.json"]
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises many kinds

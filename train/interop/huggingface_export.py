@@ -16,6 +16,7 @@ from train.errors import UserError, as_user_error
 from train.interop.huggingface import KEPT_FILES, as_user_errors
 from train.interop.lora_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
+from train.run_folder.sentence_transformers import embedding_files
 from train.runtime.stages import stage
 from transformer.interop.families import express
 from transformer.interop.fields import GENERATION, InteropError, is_kept
@@ -105,6 +106,9 @@ def _write_run(run: Run, folder: Path, family: str, dtype: str, max_shard_bytes:
             on_progress=progress.advance,
         )
     _write_tokenizer(run, folder)
+    for name in embedding_files(run.folder.pretrained):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((run.folder.pretrained / name).read_bytes())
     _write_generation_config(run, folder)
     (folder / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
     return written.model_type

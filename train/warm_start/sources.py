@@ -237,9 +237,11 @@ def copy_files_of_source(
 def copy_pretrained_files(source: RunFolder, target: RunFolder) -> None:
     """Copy the small files of an imported run, if it has any, its chat template among them."""
     if source.pretrained.exists():
-        target.pretrained.mkdir(exist_ok=True)
-        for file in source.pretrained.iterdir():
-            (target.pretrained / file.name).write_bytes(file.read_bytes())
+        for file in source.pretrained.rglob("*"):
+            if file.is_file():
+                copy = target.pretrained / file.relative_to(source.pretrained)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(file.read_bytes())
 
 
 DrawWeights = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, jax.Array]]

@@ -13,6 +13,9 @@ PROMPT_LENGTH_MULTIPLE, CACHE_LENGTH_MULTIPLE = 32, 128
 """Padded sequences and caches have multiples of these lengths, to limit compilations: see
 `bucket_length`."""
 
+TOKENS_PER_BATCH = 4096
+"""Tokens of a batch of `batches_of_tokens`; a longer sequence is a batch of its own."""
+
 Tokens = Sequence[int] | np.ndarray
 """One sequence of tokens."""
 
@@ -56,6 +59,22 @@ def batches_by_length(rows: Sequence[np.ndarray], batch_size: int) -> Iterator[l
     order = sorted(range(len(rows)), key=lambda index: (len(rows[index]), index))
     for first in range(0, len(order), batch_size):
         yield order[first : first + batch_size]
+
+
+def batches_of_tokens(lengths: Sequence[int], limit: int | None) -> Iterator[tuple[list[int], int]]:
+    """Yield indices of sequences of similar lengths, and the number of rows of their batch.
+
+    A batch has at most `TOKENS_PER_BATCH` tokens, with the padding of `pad_right`. The first has
+    the longest sequences, so that it needs the most memory.
+    """
+    order = np.argsort(np.asarray(lengths, np.int64), kind="stable").tolist()
+    while order:
+        length = bucket_length(lengths[order[-1]], PROMPT_LENGTH_MULTIPLE, limit)
+        # A power of two where fewer are left, so that few sequences do not cost a whole batch.
+        fewer = 1 << (len(order) - 1).bit_length()
+        num_rows = min(max(1, TOKENS_PER_BATCH // length), fewer)
+        batch, order = order[-num_rows:], order[:-num_rows]
+        yield batch, num_rows
 
 
 def check_fits(name: str, tokens: Tokens, config: TransformerConfig) -> None:

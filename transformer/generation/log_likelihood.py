@@ -18,9 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float32, Int
 
 from transformer.generation.batches import (
-    PROMPT_LENGTH_MULTIPLE,
     Tokens,
-    bucket_length,
+    batches_of_tokens,
     check_fits,
     check_sources,
     pad_right,
@@ -34,9 +33,6 @@ from transformer.models.language_model import LanguageModel
 from transformer.models.unstacked import Params
 from transformer.taps import NO_OUTPUTS
 from transformer.validation import check_integer, check_token_sequence
-
-TOKENS_PER_BATCH = 4096
-"""Tokens of a batch, with the padding; a longer sequence is a batch of its own."""
 
 
 class LogLikelihood(NamedTuple):
@@ -85,15 +81,8 @@ def log_likelihoods(
     if sources is not None:
         source_rows = [np.asarray(source, np.int32) for source in sources]
         longest = np.maximum(longest, [len(source) for source in source_rows])
-    order = np.argsort(longest, kind="stable").tolist()
     totals = np.zeros(len(rows))
-    while order:
-        # From the longest, so that the first batch needs the most memory.
-        length = bucket_length(int(longest[order[-1]]), PROMPT_LENGTH_MULTIPLE, limit)
-        # A power of two where fewer are left, so that few sequences do not cost a whole batch.
-        fewer = 1 << (len(order) - 1).bit_length()
-        batch_size = min(max(1, TOKENS_PER_BATCH // length), fewer)
-        batch, order = order[-batch_size:], order[:-batch_size]
+    for batch, batch_size in batches_of_tokens(longest.tolist(), limit):
         tokens, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
         source = None
         if source_rows:

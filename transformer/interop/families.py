@@ -25,6 +25,7 @@ from transformer.interop.llama import (
     QWEN3,
 )
 from transformer.interop.modernbert import MODERNBERT
+from transformer.interop.multimodal import MULTIMODAL
 from transformer.interop.seq2seq import BART, MARIAN, T5
 from transformer.interop.weight_map import model_leaves, model_tensors
 from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
@@ -85,6 +86,7 @@ REFUSED = {
     "falcon": "its layers have one norm for attention and feed-forward",
     "gptj": "its output matrix has a bias and its layers one norm",
     "mamba": "it is a state-space model",
+    "ministral3": "its queries grow with their positions (llama_4_scaling_beta)",
     "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
     "phi": "its output matrix has a bias and its layers one norm",
     "qwen2_moe": "it has shared experts with a gate of their own",
@@ -110,7 +112,7 @@ def find_architecture(
         reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise InteropError(
             f"{source}: model_type {model_type!r} is not supported{reason}; known are "
-            f"{', '.join(FAMILIES)}"
+            f"{', '.join([*FAMILIES, *MULTIMODAL])}"
         )
     names = [names] if isinstance(names, str) else names
     asked = names if isinstance(names, list) and names else [family.architectures[0].name]

@@ -24,6 +24,13 @@ from transformer.hardware import Hardware
 from transformer.interop.families import MODELS, express, find_architecture
 from transformer.interop.family import Architecture, Family
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError, is_kept
+from transformer.interop.multimodal import (
+    MULTIMODAL,
+    left_out_note,
+    other_class,
+    read_text_config,
+    text_tensor_name,
+)
 from transformer.interop.weight_files import (
     INDEX,
     WEIGHT_DTYPES,
@@ -57,11 +64,13 @@ class PretrainedConfig(NamedTuple):
     family: Family
     architecture: Architecture
     fields: dict[str, Any]
-    """The whole config.json."""
+    """The whole config.json; of a multimodal model that of its text part."""
     other_head: str = ""
     """Class of the files, where it has another head than the architecture that it is read as."""
     notes: tuple[str, ...] = ()
     """What was left out of the files, a line each."""
+    multimodal: str = ""
+    """`model_type` of the files, where the model is their text part."""
 
     def make_model(self, hardware: Hardware | None = None) -> Model:
         """Return the model of this config."""
@@ -105,20 +114,27 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
       InteropError: There is none, it is damaged, or it has a field whose value is not supported.
     """
     path = Path(folder) / CONFIG
-    values = read_json(path)
-    source = str(path)
+    whole = read_json(path)
+    values, source, multimodal = whole, str(path), ""
+    model_type, names = values.get("model_type"), values.get("architectures")
+    if isinstance(model_type, str) and model_type in MULTIMODAL:
+        multimodal = model_type
+        values, model_type = read_text_config(whole, source)
+        source = f"{source}: text_config"
     family, architecture, other_head = find_architecture(
-        values.get("model_type"), values.get("architectures"), source
+        values.get("model_type"), None if multimodal else names, source
     )
+    if multimodal:
+        other_head = other_class(names)
     for name in ("quantization_config", "compression_config"):
-        if packed := values.get(name):
+        if packed := whole.get(name):
             method = packed.get("quant_method", "") if isinstance(packed, dict) else packed
             raise InteropError(
                 f"{source}: {name} {method}: packed weights are not supported; where transformers "
                 "is installed, load the model unpacked (gpt-oss: quantization_config="
                 "Mxfp4Config(dequantize=True)), and save_pretrained it in bfloat16"
             )
-    fields = Fields(values, source, family.model_type)
+    fields = Fields(values, source, str(model_type))
     try:
         config = family.read_config(fields)
     except InteropError:
@@ -130,7 +146,9 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
         config, precision=precision or Precision(), pooler=architecture.pooler
     )
     notes = _field_notes(fields.unknown(), family.model_type)
-    return PretrainedConfig(config, family, architecture, values, other_head, notes)
+    return PretrainedConfig(
+        config, family, architecture, values, other_head, notes, multimodal=multimodal
+    )
 
 
 def _field_notes(unknown: list[str], model_type: str) -> tuple[str, ...]:
@@ -166,7 +184,10 @@ def read_model(
     pretrained = read_config(folder, precision)
     family = pretrained.family
     rules = family.rules(pretrained.architecture)
-    files = WeightFiles(Path(folder), family)
+    files = WeightFiles(Path(folder), family, text_tensor_name if pretrained.multimodal else str)
+    if pretrained.multimodal:
+        note = left_out_note(pretrained.multimodal, family.model_type, files.other_parts)
+        pretrained = pretrained._replace(notes=(*pretrained.notes, note))
     pretrained = pretrained._replace(config=files.tie(rules, pretrained.config))
     model = pretrained.make_model()
     leaves = model_leaves(model)

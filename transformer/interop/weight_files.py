@@ -115,8 +115,14 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 class WeightFiles:
     """The tensors of the safetensors files of a folder."""
 
-    def __init__(self, folder: Path, family: Family) -> None:
+    def __init__(self, folder: Path, family: Family, name_of: Callable[[str], str] = str) -> None:
         """Open the file or files of a folder.
+
+        Args:
+          folder: Folder of the files.
+          family: Family of the model.
+          name_of: Function from a tensor's name in the files to its name in the family; empty for
+            `other_parts` of a multimodal model, which are not read.
 
         Raises:
           InteropError: There are none, or one is damaged, or the index is.
@@ -130,6 +136,8 @@ class WeightFiles:
         stored: dict[str, StoredTensor] = {}
         for file in files:
             stored |= open_safetensors(folder / file)
+        self.other_parts = [name for name in stored if not name_of(name)]
+        stored = {name_of(name): each for name, each in stored.items() if name_of(name)}
         # Files of the body alone (`AutoModel`) lack the prefix that a model with a head has.
         is_bare = not any(name.startswith(family.prefix) for name in stored)
         prefix = family.prefix if is_bare else ""

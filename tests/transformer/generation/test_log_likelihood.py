@@ -14,7 +14,7 @@ from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_de
 from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
 from transformer.attention.full import AttentionConfig
 from transformer.attention.rope import LongRoPEScaling, RoPE
-from transformer.generation import log_likelihood
+from transformer.generation import batches
 from transformer.generation.log_likelihood import log_likelihoods
 from transformer.interop.pretrained import read_model
 from transformer.models.block import BlockConfig
@@ -73,7 +73,7 @@ def test_padding_does_not_lengthen_a_row() -> None:
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params = make_decoder(GPT)
     whole = log_likelihoods(model, params, ROWS)
-    monkeypatch.setattr(log_likelihood, "TOKENS_PER_BATCH", 70)
+    monkeypatch.setattr(batches, "TOKENS_PER_BATCH", 70)
     parts = log_likelihoods(model, params, ROWS)
     assert [each.total for each in parts] == pytest.approx([each.total for each in whole], rel=1e-5)
 

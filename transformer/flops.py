@@ -43,7 +43,7 @@ class TokenFlops:
     sequence_length: int
     """T, in tokens."""
     projections: int
-    """Matrix products of mixers with weights."""
+    """Matrix products of mixers with weights, and of embeddings narrower than the model."""
     scores: int
     """Products of queries, keys and values over all keys of the mixer's pattern, without a causal
     mask. Full attention: 2 N T (H of keys + H of values)."""
@@ -190,6 +190,8 @@ def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
         return "vocabulary" if model.predicted_fraction else None
     if leaf.path[0] == "head" and model.predicted_fraction and leaf.axes.is_matrix:
         return "head"
+    if leaf.path[0] == "embedding_projection":
+        return "mixer"
     if leaf.path_in_side[0] != "layers" or not leaf.axes.is_matrix:
         return None
     return "feed_forward" if leaf.path_in_side[2] == "feed_forward" else "mixer"

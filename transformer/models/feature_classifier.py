@@ -102,6 +102,7 @@ class FeatureClassifier(Model):
             positions,
             mask,
             dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, config.layer_pattern, context),
             outputs=outputs,
             taps=make_taps(config, outputs, None).layers,
         )

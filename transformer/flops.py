@@ -28,6 +28,7 @@ from transformer.parameter_counts import (
     abstract_parameters,
     count_active_entries,
     count_padding_entries,
+    count_uses,
     layer_mixers,
 )
 from transformer.validation import check_integer
@@ -154,6 +155,7 @@ def _count_flops(
     for leaf in leaves:
         if (part := _product_part(leaf, model)) is not None:
             entries = count_active_entries(leaf, config) - count_padding_entries(leaf, config)
+            entries *= count_uses(leaf, config)
             is_frozen = training and lora is not None and leaf.path not in lora.trained
             weights[part] += entries * (2 if is_frozen else passes)
             if lora is not None and leaf.path in lora.adapted:

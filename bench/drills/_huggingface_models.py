@@ -442,6 +442,23 @@ VARIANTS = (
         )
     ),
     *(
+        Variant(f"albert-{case}", "AlbertConfig", f"AlbertFor{kind}", ELECTRA | settings, unused)
+        for case, kind, unused, settings in (
+            ("mlm", "MaskedLM", (), dict(num_hidden_layers=3)),
+            (
+                "wide",
+                "MaskedLM",
+                (),
+                dict(hidden_size=21, num_attention_heads=3, embedding_size=34),
+            ),
+            ("equal", "MaskedLM", (), dict(embedding_size=24, hidden_act="relu")),
+            ("untied", "MaskedLM", ("predictions.bias",), dict(tie_word_embeddings=False)),
+            ("tagger", "TokenClassification", (), dict(num_labels=5)),
+            ("classifier", "SequenceClassification", (), dict(num_labels=3)),
+            ("answers", "QuestionAnswering", (), {}),
+        )
+    ),
+    *(
         Variant(f"electra-{case}", "ElectraConfig", f"ElectraFor{kind}", ELECTRA | settings)
         for case, kind, settings in (
             ("mlm", "MaskedLM", {}),

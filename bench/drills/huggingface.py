@@ -63,6 +63,7 @@ IN_FIXTURES = (
     "roberta-mlm",
     "mpnet-mlm",
     "electra-mlm",
+    "albert-mlm",
     "distilbert-tagger",
     "distilbert-classifier",
     "modernbert-mean",

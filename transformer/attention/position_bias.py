@@ -215,8 +215,8 @@ def position_terms(
                 table = declare_bias_table(module, position, num_heads, context)
             elif shared_bias is None:
                 raise ValueError(
-                    "T5RelativeBias.shared True: only self-attention has a table for all layers; "
-                    "set it to False"
+                    "T5RelativeBias.shared True: a mixer alone has no table of its model; set it "
+                    "to False"
                 )
             else:
                 table = shared_bias

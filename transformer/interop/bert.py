@@ -1,7 +1,8 @@
-"""Encoders with norms after the sublayers: BERT, RoBERTa, MPNet, DistilBERT, Longformer, BigBird.
+"""Encoders with norms after the sublayers: BERT, RoBERTa, DistilBERT and what has their layout.
 
 XLM-RoBERTa and CamemBERT are RoBERTa by other names. MPNet (Song et al. 2020) is RoBERTa with T5's
-relative bias, one table for all layers.
+relative bias, one table for all layers. ELECTRA (Clark et al. 2020) and ALBERT (Lan et al. 2020)
+have embeddings narrower than the model; all layers of ALBERT share one set of weights.
 
 BigBird is read with full attention alone. Its sparse attention draws random blocks by NumPy's
 generator while a model runs, another pattern than that of the mixer `bigbird`.
@@ -245,6 +246,46 @@ ELECTRA = dataclasses.replace(
     write_rest=_write_electra,
     prefix="electra.",
     ignored=("*.position_ids",),
+)
+
+# ALBERT: narrow embeddings, and one layer that is applied several times.
+
+ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"
+
+ALBERT = dataclasses.replace(
+    BERT,
+    model_type="albert",
+    architectures=(
+        Architecture(
+            "AlbertForMaskedLM",
+            "masked_lm",
+            masked_head("predictions.dense", "predictions.LayerNorm", "predictions"),
+        ),
+        Architecture(
+            "AlbertForSequenceClassification",
+            "classifier",
+            (*linear("albert.pooler", "pooler"), *linear("classifier", "head")),
+            pooler=TANH,
+        ),
+        *token_classes("Albert"),
+    ),
+    base=with_settings(BASE, {"share_layers": True}),
+    settings=(*BERT_SETTINGS, Setting("embedding_size", "embedding_dim", is_size=True)),
+    weights=(
+        *embeddings("albert"),
+        *linear("albert.encoder.embedding_hidden_mapping_in", "embedding_projection"),
+        *self_attention(
+            f"{ALBERT_LAYER}.attention", "layers/mixer", ("query", "key", "value", "dense")
+        ),
+        *norm(f"{ALBERT_LAYER}.attention.LayerNorm", "layers/mixer_norm"),
+        *linear(f"{ALBERT_LAYER}.ffn", "layers/feed_forward/up"),
+        *linear(f"{ALBERT_LAYER}.ffn_output", "layers/feed_forward/down"),
+        *norm(f"{ALBERT_LAYER}.full_layer_layer_norm", "layers/feed_forward_norm"),
+    ),
+    expected=EXPECTED | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
+    constants={"num_hidden_groups": 1, "inner_group_num": 1},
+    prefix="albert.",
+    ignored=("*.position_ids", "albert.pooler.*", "sop_classifier.*", "predictions.*"),
 )
 
 # MPNet.

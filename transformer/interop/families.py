@@ -9,6 +9,7 @@ from transformer.attention.full import AttentionConfig
 from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.scores import ScaledDotScore
 from transformer.interop.bert import (
+    ALBERT,
     BERT,
     BIG_BIRD,
     CAMEMBERT,
@@ -89,6 +90,7 @@ FAMILIES: dict[str, Family] = {
         CAMEMBERT,
         MPNET,
         ELECTRA,
+        ALBERT,
         DISTILBERT,
         MODERNBERT,
         LONGFORMER,
@@ -108,7 +110,6 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED = {
-    "albert": "all layers share one set of weights",
     "cohere": "its RoPE pairs neighboring entries under norms without biases",
     "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
     "deepseek_v2": "it has multi-head latent attention and shared experts",

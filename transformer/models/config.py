@@ -78,6 +78,9 @@ class TransformerConfig(Settings):
     """L, number of layers; of the decoder in an encoder-decoder."""
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
     """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
+    share_layers: bool = False
+    """Use one set of weights for all layers at a place of the pattern, as ALBERT (Lan et al. 2020,
+    section 3.1) and the Universal Transformer (Dehghani et al. 2019) do."""
     position_embedding: PositionEmbedding = NoPosition()
     """Position embedding added to the token embeddings. RoPE and relative positions are settings
     of the attention layers instead."""

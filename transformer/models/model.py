@@ -134,6 +134,7 @@ class Model(nn.Module):
             initialization=config.initialization,
             hardware=self.hardware,
             constrain=self.constrain,
+            share_layers=config.share_layers,
         )
 
     def example_rngs(

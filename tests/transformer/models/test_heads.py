@@ -238,8 +238,8 @@ def test_invalid_heads_and_inputs_raise() -> None:
         Classifier(CONFIG, num_classes=0)
     with pytest.raises(ValueError, match="num_classes -1"):
         Tagger(CONFIG, num_classes=-1)
-    with pytest.raises(ValueError, match="pooling last"):
-        Classifier(CONFIG, pooling="last")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pooling median"):
+        Classifier(CONFIG, pooling="median")  # type: ignore[arg-type]
     for model in (FIRST, TAGGER, MASKED):
         with pytest.raises(ValueError, match="8 tokens: the table of learned positions has 7 rows"):
             jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, T + 3), int))

@@ -15,7 +15,6 @@ from transformer import (
     EncoderConfig,
     EncoderDecoder,
     LanguageModel,
-    NoPosition,
     T5RelativeBias,
     TransformerConfig,
 )
@@ -92,15 +91,7 @@ def test_language_model_with_a_shared_table_decodes_from_a_cache() -> None:
     assert np.abs(np.asarray(model.apply({"params": changed}, tokens).logits) - full).max() > 0.01
 
 
-def test_shared_bias_with_other_positions_raises() -> None:
-    config = make_config(True)
-    cross = config.layer_pattern[0].mixer
-    block = dataclasses.replace(config.layer_pattern[0], cross_attention=cross)
-    without = dataclasses.replace(block.mixer, position=NoPosition())
-    block = dataclasses.replace(block, mixer=without)
-    config = dataclasses.replace(config, layer_pattern=(block,))
-    with pytest.raises(ValueError, match="only self-attention has a table for all layers"):
-        jax.eval_shape(EncoderDecoder(config).init_params, jax.random.key(0))
+def test_shared_bias_of_several_shapes_raises() -> None:
     config = make_config(True)
     other = make_config(True, buckets=6).layer_pattern[0]
     mixed = dataclasses.replace(config, layer_pattern=(config.layer_pattern[0], other))

@@ -14,7 +14,7 @@ import numpy as np
 from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.step import LossFn
+from train.step import Batch, LossFn
 from train.tasks.example_task import ExampleTask
 from train.tasks.task import (
     ModelInputs,
@@ -27,6 +27,7 @@ from train.tasks.task import (
 )
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
+from transformer.losses import Loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import QuestionAnswerer
@@ -65,7 +66,10 @@ class QuestionAnsweringTask(ExampleTask):
         return QuestionAnswerer(self.model_config, hardware, constrain)
 
     def make_loss_fn(self, model: Any) -> LossFn:
-        raise NO_TRAINING
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            raise NO_TRAINING
+
+        return loss
 
     def model_inputs(
         self, trained: TrainedModel, text: str, target: str | None = None

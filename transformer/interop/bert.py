@@ -316,7 +316,7 @@ MPNET = dataclasses.replace(
         *norm(f"{MPNET_LAYER}.attention.LayerNorm", "layers/mixer_norm"),
         *feed_forward(MPNET_LAYER),
     ),
-    expected=ROBERTA.expected | {"relative_attention_num_buckets": (MPNET_BUCKETS,)},
+    expected={**ROBERTA.expected, "relative_attention_num_buckets": (MPNET_BUCKETS,)},
     constants={"pad_token_id": 1, "relative_attention_num_buckets": MPNET_BUCKETS},
     write_rest=None,
     prefix="mpnet.",

@@ -341,7 +341,7 @@ MBART = dataclasses.replace(
             "final_norm": NormConfig(),
         },
     ),
-    expected=BART.expected | PRE_NORM,
+    expected={**BART.expected, **PRE_NORM},
 )
 
 M2M_100 = dataclasses.replace(
@@ -428,7 +428,7 @@ LED = dataclasses.replace(
         *bart_stack("decoder", "led"),
         Weight("lm_head.weight", "output"),
     ),
-    expected=BART.expected | {"extra_pos_embeddings": (0,)},
+    expected={**BART.expected, "extra_pos_embeddings": (0,)},
     read_rest=_read_led,
     write_rest=_write_led,
     prefix="led.",

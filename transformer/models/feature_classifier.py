@@ -21,6 +21,7 @@ from transformer.models.model import (
     reject_explicit_axes,
 )
 from transformer.models.requests import make_taps
+from transformer.models.stack import declare_shared_bias
 from transformer.taps import Outputs
 from transformer.validation import check_integer, check_positions, check_segments, check_shapes
 

@@ -62,7 +62,7 @@ def pool_sequence(
             pooled = last_token(x, segments)
         case "mean":
             pooled = masked_mean(x, segments)
-        case "max":
+        case _:
             pooled = masked_max(x, segments)
     return apply_pooler(module, pooled, config, context)[:, 0]
 

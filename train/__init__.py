@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         MaskedLanguageModeling as MaskedLanguageModeling,
     )
     from train.tasks.preference import PreferenceOptimization as PreferenceOptimization
+    from train.tasks.question_answering import QuestionAnswering as QuestionAnswering
     from train.tasks.registry import register_dataset as register_dataset
     from train.tasks.registry import register_task as register_task
     from train.tasks.translation import Translation as Translation
@@ -54,6 +55,7 @@ _MODULES = {
     "MaskedLanguageModeling": "tasks.masked_language_modeling",
     "PreferenceDataConfig": "data.preferences",
     "PreferenceOptimization": "tasks.preference",
+    "QuestionAnswering": "tasks.question_answering",
     "Run": "run",
     "Tagging": "tasks.classification",
     "TextDataConfig": "data.data_config",

@@ -28,6 +28,7 @@ from transformer.parameter_counts import (
     abstract_parameters,
     count_active_entries,
     count_padding_entries,
+    count_uses,
     layer_mixers,
 )
 from transformer.validation import check_integer
@@ -43,7 +44,7 @@ class TokenFlops:
     sequence_length: int
     """T, in tokens."""
     projections: int
-    """Matrix products of mixers with weights."""
+    """Matrix products of mixers with weights, and of embeddings narrower than the model."""
     scores: int
     """Products of queries, keys and values over all keys of the mixer's pattern, without a causal
     mask. Full attention: 2 N T (H of keys + H of values)."""
@@ -154,6 +155,7 @@ def _count_flops(
     for leaf in leaves:
         if (part := _product_part(leaf, model)) is not None:
             entries = count_active_entries(leaf, config) - count_padding_entries(leaf, config)
+            entries *= count_uses(leaf, config)
             is_frozen = training and lora is not None and leaf.path not in lora.trained
             weights[part] += entries * (2 if is_frozen else passes)
             if lora is not None and leaf.path in lora.adapted:
@@ -190,6 +192,8 @@ def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
         return "vocabulary" if model.predicted_fraction else None
     if leaf.path[0] == "head" and model.predicted_fraction and leaf.axes.is_matrix:
         return "head"
+    if leaf.path[0] == "embedding_projection":
+        return "mixer"
     if leaf.path_in_side[0] != "layers" or not leaf.axes.is_matrix:
         return None
     return "feed_forward" if leaf.path_in_side[2] == "feed_forward" else "mixer"

@@ -104,6 +104,7 @@ class ModelContext:
     initialization: Initialization
     hardware: Hardware
     constrain: ActivationConstraint = unconstrained
+    share_layers: bool = False  # one set of weights for all layers at a place of the pattern
 
     def __post_init__(self) -> None:
         if self.precision.compute == AUTO:

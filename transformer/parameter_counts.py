@@ -222,6 +222,14 @@ def count_active_entries(leaf: ParameterLeaf, config: TransformerConfig) -> int:
     return leaf.size // mixture.num_experts * mixture.num_experts_per_token
 
 
+def count_uses(leaf: ParameterLeaf, config: TransformerConfig) -> int:
+    """Return how many layers use a parameter that they share; 1 for all others."""
+    if not config.share_layers or leaf.path_in_side[0] != "layers":
+        return 1
+    side = config.encoder if leaf.path[0] == "encoder" and config.encoder else config
+    return len(range(_place(leaf), side.num_layers, len(side.layer_pattern)))
+
+
 def _mixer_part(mixer: MixerConfig, cross: bool) -> str:
     name = "attention" if isinstance(mixer, AttentionConfig) else mixer.kind
     return f"cross_{name}" if cross else name
@@ -244,4 +252,8 @@ def _block(leaf: ParameterLeaf, config: TransformerConfig) -> BlockConfig:
     pattern = config.layer_pattern
     if leaf.path[0] == "encoder" and config.encoder is not None:
         pattern = config.encoder.layer_pattern
-    return pattern[int(leaf.path_in_side[1].removeprefix("place_"))]
+    return pattern[_place(leaf)]
+
+
+def _place(leaf: ParameterLeaf) -> int:
+    return int(leaf.path_in_side[1].removeprefix("place_"))

@@ -59,6 +59,18 @@ NEOX = {"num_attention_heads": 3} | {
     if name not in ("num_key_value_heads", "num_attention_heads")
 }
 BERT = NEOX | dict(max_position_embeddings=64, pad_token_id=0)
+ROBERTA = BERT | dict(pad_token_id=1, type_vocab_size=1)
+MPNET = {name: value for name, value in ROBERTA.items() if name != "type_vocab_size"}
+DISTILBERT = dict(
+    vocab_size=VOCAB,
+    dim=24,
+    n_layers=2,
+    n_heads=4,
+    hidden_dim=40,
+    max_position_embeddings=64,
+    pad_token_id=0,
+)
+ELECTRA = BERT | dict(embedding_size=10)
 T5 = dict(vocab_size=VOCAB, d_model=20, d_kv=6, d_ff=36, num_layers=2, num_heads=3)
 BART = dict(
     vocab_size=VOCAB,
@@ -70,6 +82,10 @@ BART = dict(
     encoder_ffn_dim=36,
     decoder_ffn_dim=28,
     max_position_embeddings=96,
+)
+PRE_NORM = dict(pad_token_id=1, eos_token_id=2, decoder_start_token_id=2)
+LED = {name: value for name, value in BART.items() if name != "max_position_embeddings"} | dict(
+    max_encoder_position_embeddings=64, max_decoder_position_embeddings=96, attention_window=4
 )
 OPT = dict(
     vocab_size=VOCAB,
@@ -344,6 +360,43 @@ VARIANTS = (
         gelu=dict(activation_function="gelu", enable_bias=False, num_attention_heads=5),
     ),
     *(
+        Variant(
+            f"{family}-classifier",
+            f"{config_name}Config",
+            f"{name}ForSequenceClassification",
+            base | dict(num_labels=3, pad_token_id=0),
+        )
+        for family, config_name, name, base in (
+            ("gpt2", "GPT2", "GPT2", GPT2),
+            ("llama", "Llama", "Llama", LLAMA),
+            ("mistral", "Mistral", "Mistral", LLAMA | LOCAL),
+            ("mixtral", "Mixtral", "Mixtral", LLAMA | dict(num_local_experts=3)),
+            ("qwen2", "Qwen2", "Qwen2", LLAMA | dict(tie_word_embeddings=True)),
+            ("qwen3", "Qwen3", "Qwen3", LLAMA | dict(head_dim=6)),
+            ("phi3", "Phi3", "Phi3", LLAMA),
+            ("gptoss", "GptOss", "GptOss", GPT_OSS),
+            ("gemma", "Gemma", "Gemma", GEMMA),
+            ("gemma2", "Gemma2", "Gemma2", GEMMA2),
+            ("gemma3", "Gemma3Text", "Gemma3Text", GEMMA2),
+            ("neox", "GPTNeoX", "GPTNeoX", NEOX),
+            ("bloom", "Bloom", "Bloom", BLOOM),
+            ("opt", "OPT", "OPT", OPT),
+        )
+    ),
+    *(
+        Variant(f"{family}-answers", f"{name}Config", f"{name}ForQuestionAnswering", base)
+        for family, name, base in (
+            ("bert", "Bert", BERT),
+            ("roberta", "Roberta", ROBERTA),
+            ("xlm-roberta", "XLMRoberta", ROBERTA),
+            ("camembert", "Camembert", ROBERTA),
+            ("mpnet", "MPNet", MPNET),
+            ("electra", "Electra", ELECTRA),
+            ("distilbert", "DistilBert", DISTILBERT),
+            ("modernbert", "ModernBert", MODERNBERT),
+        )
+    ),
+    *(
         Variant(f"bert-{case}", "BertConfig", f"BertFor{kind}", BERT | settings)
         for case, kind, settings in (
             ("mlm", "MaskedLM", {}),
@@ -362,13 +415,66 @@ VARIANTS = (
             f"roberta-{case}",
             "RobertaConfig",
             f"RobertaFor{kind}",
-            BERT | dict(pad_token_id=1, type_vocab_size=1) | settings,
+            ROBERTA | settings,
         )
         for case, kind, settings in (
             ("mlm", "MaskedLM", {}),
             ("odd-head", "MaskedLM", dict(hidden_size=21, num_attention_heads=3)),
             ("classifier", "SequenceClassification", dict(num_labels=3)),
         )
+    ),
+    *(
+        Variant(f"{family}-{case}", f"{name}Config", f"{name}For{kind}", ROBERTA | settings)
+        for family, name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert"))
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            ("odd-head", "MaskedLM", dict(hidden_size=21, hidden_act="relu", num_hidden_layers=3)),
+            ("classifier", "SequenceClassification", dict(num_labels=3, type_vocab_size=2)),
+        )
+    ),
+    *(
+        Variant(f"mpnet-{case}", "MPNetConfig", f"MPNetFor{kind}", MPNET | settings)
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            ("odd-head", "MaskedLM", dict(hidden_size=21, hidden_act="relu", num_hidden_layers=3)),
+            ("classifier", "SequenceClassification", dict(num_labels=3)),
+            ("tagger", "TokenClassification", dict(num_labels=5, layer_norm_eps=1e-2)),
+        )
+    ),
+    *(
+        Variant(f"albert-{case}", "AlbertConfig", f"AlbertFor{kind}", ELECTRA | settings, unused)
+        for case, kind, unused, settings in (
+            ("mlm", "MaskedLM", (), dict(num_hidden_layers=3)),
+            (
+                "wide",
+                "MaskedLM",
+                (),
+                dict(hidden_size=21, num_attention_heads=3, embedding_size=34),
+            ),
+            ("equal", "MaskedLM", (), dict(embedding_size=24, hidden_act="relu")),
+            ("untied", "MaskedLM", ("predictions.bias",), dict(tie_word_embeddings=False)),
+            ("tagger", "TokenClassification", (), dict(num_labels=5)),
+            ("classifier", "SequenceClassification", (), dict(num_labels=3)),
+            ("answers", "QuestionAnswering", (), {}),
+        )
+    ),
+    *(
+        Variant(f"electra-{case}", "ElectraConfig", f"ElectraFor{kind}", ELECTRA | settings)
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            ("wide", "MaskedLM", dict(hidden_size=21, num_attention_heads=3, embedding_size=34)),
+            ("equal", "MaskedLM", dict(embedding_size=24, hidden_act="relu", type_vocab_size=3)),
+            ("untied", "MaskedLM", dict(tie_word_embeddings=False)),
+            ("tagger", "TokenClassification", dict(num_labels=5)),
+            ("classifier", "SequenceClassification", dict(num_labels=3, hidden_act="relu")),
+        )
+    ),
+    Variant(
+        "mpnet-untied",
+        "MPNetConfig",
+        "MPNetForMaskedLM",
+        MPNET | dict(tie_word_embeddings=False),
+        ("lm_head.bias",),
     ),
     Variant(
         "bert-untied",
@@ -430,6 +536,26 @@ VARIANTS = (
     ),
     *(
         Variant(
+            f"modernbert-{case}", "ModernBertConfig", f"ModernBertFor{kind}", MODERNBERT | settings
+        )
+        for case, kind, settings in (
+            ("classifier", "SequenceClassification", dict(num_labels=3)),
+            (
+                "mean",
+                "SequenceClassification",
+                dict(
+                    num_labels=3,
+                    classifier_pooling="mean",
+                    classifier_bias=True,
+                    classifier_activation="silu",
+                    norm_bias=True,
+                ),
+            ),
+            ("tagger", "TokenClassification", dict(num_labels=5, classifier_activation="relu")),
+        )
+    ),
+    *(
+        Variant(
             f"longformer-{case}", "LongformerConfig", f"LongformerFor{kind}", LONGFORMER | settings
         )
         for case, kind, settings in (
@@ -468,21 +594,13 @@ VARIANTS = (
             f"distilbert-{case}",
             "DistilBertConfig",
             f"DistilBertFor{kind}",
-            dict(
-                vocab_size=VOCAB,
-                dim=24,
-                n_layers=2,
-                n_heads=4,
-                hidden_dim=40,
-                max_position_embeddings=64,
-                pad_token_id=0,
-            )
-            | settings,
+            DISTILBERT | settings,
         )
         for case, kind, settings in (
             ("mlm", "MaskedLM", {}),
             ("odd-head", "MaskedLM", dict(dim=21, n_heads=3, n_layers=3)),
             ("tagger", "TokenClassification", dict(num_labels=5)),
+            ("classifier", "SequenceClassification", dict(num_labels=3, activation="relu")),
         )
     ),
     *(
@@ -506,6 +624,31 @@ VARIANTS = (
         "T5ForConditionalGeneration",
         T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
         own_head=True,
+    ),
+    *(
+        Variant(
+            f"{family}-{case}",
+            f"{name}Config",
+            f"{name}ForConditionalGeneration",
+            T5 | settings,
+            own_head=own_head,
+        )
+        for family, name in (("mt5", "MT5"), ("umt5", "UMT5"))
+        for case, own_head, settings in (
+            # As the published files: an output matrix of its own.
+            ("gated", True, dict(num_decoder_layers=3, tie_word_embeddings=False)),
+            ("tied", False, dict(relative_attention_num_buckets=8)),
+            (
+                "relu",
+                False,
+                dict(
+                    feed_forward_proj="relu",
+                    d_model=21,
+                    num_heads=5,
+                    relative_attention_max_distance=20,
+                ),
+            ),
+        )
     ),
     Variant(
         "marian-untied",
@@ -554,6 +697,58 @@ VARIANTS = (
                     scale_embedding=False,
                     activation_function="relu",
                 ),
+            ),
+        )
+    ),
+    *(
+        Variant(
+            f"{family}-{case}",
+            f"{name}Config",
+            f"{name}ForConditionalGeneration",
+            BART | PRE_NORM | settings,
+            unused,
+        )
+        for family, name in (("mbart", "MBart"), ("m2m", "M2M100"), ("pegasus", "Pegasus"))
+        for case, unused, settings in (
+            ("plain", (), {}),
+            (
+                "odd-width",
+                (),
+                dict(
+                    d_model=21,
+                    encoder_attention_heads=3,
+                    decoder_attention_heads=7,
+                    activation_function="gelu_new",
+                    scale_embedding=family != "m2m",
+                ),
+            ),
+            (
+                "untied",
+                ("model.shared.weight",),
+                dict(tie_word_embeddings=False, encoder_layers=3, activation_function="relu"),
+            ),
+        )
+    ),
+    *(
+        Variant(f"led-{case}", "LEDConfig", "LEDForConditionalGeneration", LED | settings, unused)
+        for case, unused, settings in (
+            ("plain", (), {}),
+            (
+                "odd-width",
+                (),
+                dict(
+                    d_model=21,
+                    encoder_attention_heads=3,
+                    decoder_attention_heads=7,
+                    encoder_layers=3,
+                    attention_window=[4, 8, 4],
+                    activation_function="relu",
+                ),
+            ),
+            (
+                "untied",
+                ("led.shared.weight",),
+                dict(tie_word_embeddings=False, attention_window=[6, 4]),
             ),
         )
     ),

@@ -56,14 +56,27 @@ IN_FIXTURES = (
     "bert-mlm",
     "bert-classifier",
     "bert-untied",
+    "bert-answers",
     "modernbert-local",
     "longformer-mlm",
     "bigbird-mlm",
     "roberta-mlm",
+    "mpnet-mlm",
+    "electra-mlm",
+    "albert-mlm",
     "distilbert-tagger",
+    "distilbert-classifier",
+    "modernbert-mean",
+    "gpt2-classifier",
     "t5-gated",
+    "mt5-gated",
+    "umt5-gated",
     "bart-scaled",
+    "mbart-untied",
+    "m2m-odd-width",
+    "pegasus-odd-width",
     "marian-separate",
+    "led-odd-width",
 )
 """Models whose files and outputs are committed, for tests without torch."""
 
@@ -119,14 +132,17 @@ def draw_inputs(variant: Variant) -> Inputs:
     arrays = (source, tokens) if variant.is_seq2seq else (tokens,)
     names = ("input_ids", "decoder_input_ids")
     tensors = {name: torch.tensor(each) for name, each in zip(names, arrays, strict=False)}
-    if variant.config_class == "LongformerConfig":
+    if variant.config_class in ("LongformerConfig", "LEDConfig"):
         # The first token is global, as the imported configs say.
-        tensors["global_attention_mask"] = (torch.arange(tokens.shape[1]) == 0).expand(2, -1).int()
+        is_first = torch.arange(arrays[0].shape[1]) == 0
+        tensors["global_attention_mask"] = is_first.expand(2, -1).int()
     return Inputs(arrays, tensors)
 
 
 def logits_of(output: Any) -> Any:
     """Return the logits of an output of transformers; those of tokens where there are others."""
+    if "start_logits" in output:
+        return torch.stack([output["start_logits"], output["end_logits"]], dim=-1)
     return output["prediction_logits" if "prediction_logits" in output else "logits"]
 
 
@@ -169,7 +185,7 @@ def _greedy(variant: Variant, model: Any, source: Array, tokens: Array) -> Array
         for _ in range(NEW_TOKENS):
             given: dict[str, Any] = {"input_ids": text}
             if variant.is_seq2seq:
-                given = {"input_ids": torch.tensor(source), "decoder_input_ids": text}
+                given = draw_inputs(variant).tensors | {"decoder_input_ids": text}
             logits = model(**given, use_cache=False).logits[:, -1]
             text = torch.cat([text, logits.argmax(-1, keepdim=True)], dim=1)
     return text.numpy()

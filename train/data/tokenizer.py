@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tokenizers
@@ -80,6 +81,17 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|
 
 # Name of the mask token in each family. The first is added to a tokenizer that has none.
 _MASK_NAMES = ("[MASK]", "<mask>")
+
+
+class TokenPair(NamedTuple):
+    """Two texts as one sequence of tokens."""
+
+    tokens: np.ndarray  # [T] int32
+    types: np.ndarray  # [T] int32, 0 for the first text and often 1 for the second
+    start: int
+    """Index of the second text's first token."""
+    spans: tuple[tuple[int, int], ...]
+    """First character of each token of the second text, and that after its last."""
 
 
 class Tokenizer:
@@ -269,6 +281,25 @@ class Tokenizer:
             encoding = self._parsing_backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
         return np.array(encoding.ids, np.int32), starts
+
+    def encode_pair(self, first: str, second: str) -> TokenPair:
+        """Return two texts as one sequence, with the tokens that the tokenizer puts around them.
+
+        Raises:
+          UserError: A text has characters for which the tokenizer has no token.
+        """
+        for text in (first, second):
+            self._check_rows(text)
+            self._check(text)
+        with tokenizer_errors(self._origin):
+            encoding = self._backend.encode(first, second)
+        of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
+        return TokenPair(
+            np.array(encoding.ids, np.int32),
+            np.array(encoding.type_ids, np.int32),
+            of_second[0] if of_second else len(encoding.ids),
+            tuple(encoding.offsets[index] for index in of_second),
+        )
 
     @functools.cached_property
     def _parsing_backend(self) -> tokenizers.Tokenizer:

@@ -173,7 +173,11 @@ def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles) -> Non
         return
     special = [(name, ids[name]) for name in {*first, *last}]
     single = [*first, "$A", *last]
-    template = processors.TemplateProcessing(single=single, special_tokens=special)
+    # RoBERTa and its like separate two texts by two tokens, and have one type.
+    pair = [*single, *last, "$B", *last]
+    if tokens.get("cls_token") == "[CLS]":
+        pair = [*single, "$B:1", *(f"{token}:1" for token in last)]
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     own = backend.post_processor  # ByteLevel, which moves offsets
     backend.post_processor = template if own is None else processors.Sequence([own, template])
 

@@ -120,10 +120,14 @@ TOKENIZER_CLASSES = {
     "bart": _ROBERTA,
     "longformer": _ROBERTA,
     "led": _ROBERTA,
+    "mpnet": TokenizerClass(
+        "vocab.txt", {**_FAIRSEQ, "unk_token": "[UNK]"}, before="cls_token", after="sep_token"
+    ),
     "camembert": _CAMEMBERT,
     "xlmroberta": _CAMEMBERT,
     "t5": _T5,
     "mt5": _T5,
+    "umt5": _T5,
     "marian": _T5._replace(num_sentinels=0),
     "pegasus": _T5._replace(num_sentinels=0),
     **dict.fromkeys(("llama", "mistral", "mixtral"), _LLAMA),
@@ -280,7 +284,7 @@ class ModelFiles:
         ids = frozenset(vocabulary.values())
         ends = _token_ids(generation.get("eos_token_id"), ids)
         starts = [each.get("decoder_start_token_id") for each in (generation, config)]
-        if config.get("model_type") in ("t5", "mt5"):
+        if config.get("model_type") in ("t5", "mt5", "umt5"):
             starts.append(config.get("pad_token_id", 0))
         start = [token for each in starts for token in _token_ids(each, ids)]
         rows = self.tokenizer_config.get("num_embeddings")

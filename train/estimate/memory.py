@@ -109,7 +109,7 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
     if targets:
         microbatch = quantities.batch_size // microbatches
         chunks = choose_num_chunks(
-            microbatch, targets, model.d_model, vocabulary, quantities.hardware
+            microbatch, targets, model.embedding_width, vocabulary, quantities.hardware
         )
     return Terms(
         residuals=quantities.residuals(remat).bytes_per_chip(local_rows, mesh.tensor),
@@ -119,7 +119,7 @@ def count_terms(quantities: Quantities, candidate: Candidate) -> Terms:
         gathered_layer=quantities.largest_layer_parameters
         * quantities.compute_itemsize
         / (mesh.tensor * mesh.expert),
-        output_gradient=4.0 * vocabulary * model.d_model / mesh.tensor
+        output_gradient=4.0 * vocabulary * model.embedding_width / mesh.tensor
         if targets and mesh.fsdp > 1
         else 0.0,
     )

@@ -43,6 +43,7 @@ from train.state import TrainState
 from train.tasks.classification import Classification, Tagging
 from train.tasks.language_modeling import LanguageModeling
 from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.question_answering import QuestionAnswering
 from train.tasks.task import TaskConfig
 from train.tasks.translation import Translation
 from train.telemetry.event_log import EventLog
@@ -241,11 +242,20 @@ def _task_and_data(
         case "masked_lm":
             return MaskedLanguageModeling(), text
         case "classifier":
-            return Classification(num_labels=num_labels), ClassificationDataConfig(
+            task = Classification(
+                num_labels=num_labels,
+                pooling=pretrained.pooling,
+                classifier_bias=pretrained.architecture.head_bias,
+            )
+            return task, ClassificationDataConfig(
                 path=data_path, max_length=length, tokenizer=tokenizer
             )
         case "tagger":
             return Tagging(num_labels=num_labels), TokenLabelDataConfig(
+                path=data_path, max_length=length, tokenizer=tokenizer
+            )
+        case "question_answering":
+            return QuestionAnswering(), TokenLabelDataConfig(
                 path=data_path, max_length=length, tokenizer=tokenizer
             )
         case "encoder_decoder":

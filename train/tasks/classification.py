@@ -66,8 +66,10 @@ class Classification(TaskConfig):
     num_labels: NonNegativeInt = 0
     """Number of labels, C. 0: as many as the training data have."""
     pooling: Pooling = "first"
-    """Vector that the label is predicted from: of the first token (a start token), or the mean or
-    the maximum over all tokens."""
+    """Vector that the label is predicted from: of the first token (a start token), of the last, or
+    the mean or the maximum over all tokens."""
+    classifier_bias: bool = True
+    """Add a bias to the logit of each label. The decoders of transformers have none."""
     classifier_dropout: Fraction = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
     word_dropout: Fraction = 0.0
@@ -207,6 +209,7 @@ class ClassificationTask(LabelPredictionTask):
             num_classes=config.num_labels,
             pooling=config.pooling,
             head_dropout=config.classifier_dropout,
+            head_bias=config.classifier_bias,
         )
 
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

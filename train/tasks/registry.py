@@ -15,6 +15,7 @@ from train.tasks.instruction import InstructionTask, InstructionTuning
 from train.tasks.language_modeling import LanguageModeling, LanguageModelTask
 from train.tasks.masked_language_modeling import MaskedLanguageModeling, MaskedLanguageModelTask
 from train.tasks.preference import PreferenceOptimization, PreferenceTask
+from train.tasks.question_answering import QuestionAnswering, QuestionAnsweringTask
 from train.tasks.task import Task, TaskConfig
 from train.tasks.translation import Translation, TranslationTask
 from transformer.models.config import TransformerConfig
@@ -42,6 +43,7 @@ TASKS: dict[str, TaskEntry] = {
         (Classification, ClassificationTask),
         (FeatureClassification, FeatureClassificationTask),
         (Tagging, TaggingTask),
+        (QuestionAnswering, QuestionAnsweringTask),
         (Translation, TranslationTask),
     )
 }

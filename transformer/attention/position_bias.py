@@ -53,8 +53,8 @@ class T5RelativeBias(Settings):
     """Use half of the buckets for keys after the query. If False, all of these share the bucket of
     distance 0."""
     shared: bool = False
-    """Share one table between all layers of an encoder or of a decoder, as T5 does. For
-    encoder-decoders. False: one table for each layer."""
+    """Share one table between all layers of an encoder or of a decoder, as T5 and MPNet do. False:
+    one table for each layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,8 +215,8 @@ def position_terms(
                 table = declare_bias_table(module, position, num_heads, context)
             elif shared_bias is None:
                 raise ValueError(
-                    "T5RelativeBias.shared True: only encoder-decoders have a table for all "
-                    "layers; set it to False"
+                    "T5RelativeBias.shared True: a mixer alone has no table of its model; set it "
+                    "to False"
                 )
             else:
                 table = shared_bias

@@ -90,4 +90,4 @@ def check_sources(config: TransformerConfig, sources: Sequence[Tokens]) -> None:
     """Raise ValueError unless a model of this configuration can encode these sources."""
     for number, source in enumerate(sources):
         check_token_sequence(f"source {number}", source, config.source_vocab_size)
-        check_fits(f"source {number}", source, config)
+        check_fits(f"source {number}", source, config.source)

@@ -86,7 +86,9 @@ def log_likelihoods(
         tokens, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
         source = None
         if source_rows:
-            source = pad_right([source_rows[index] for index in batch], batch_size, limit)
+            source = pad_right(
+                [source_rows[index] for index in batch], batch_size, model.config.source.max_length
+            )
         starts = np.ones(batch_size, np.int32)
         starts[: len(batch)] = [contexts[index] for index in batch]
         found = _score(params, tokens, lengths, starts, source, model=model)

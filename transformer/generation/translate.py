@@ -81,7 +81,9 @@ def translate(
     # The decoder only: the encoder runs once for each batch.
     prepared = {**params, "decoder": unstack_where_memory_allows(params["decoder"])}
     for batch in batches_by_length(rows, batch_size):
-        source, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
+        source, lengths = pad_right(
+            [rows[index] for index in batch], batch_size, model.config.source.max_length
+        )
         # From the padded length, so that few programs serve all batches.
         longest_target = max(1, int(np.ceil(length_factor * source.shape[1])) + extra_length)
         cache_length = bucket_length(longest_target, CACHE_LENGTH_MULTIPLE, limit)

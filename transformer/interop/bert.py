@@ -1,14 +1,19 @@
-"""Encoders with norms after the sublayers: BERT, RoBERTa, DistilBERT, Longformer and BigBird.
+"""Encoders with norms after the sublayers: BERT, RoBERTa, DistilBERT and what has their layout.
+
+XLM-RoBERTa and CamemBERT are RoBERTa by other names. MPNet (Song et al. 2020) is RoBERTa with T5's
+relative bias, one table for all layers. ELECTRA (Clark et al. 2020) and ALBERT (Lan et al. 2020)
+have embeddings narrower than the model; all layers of ALBERT share one set of weights.
 
 BigBird is read with full attention alone. Its sparse attention draws random blocks by NumPy's
 generator while a model runs, another pattern than that of the mixer `bigbird`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from transformer.attention.full import AttentionConfig
+from transformer.attention.position_bias import T5RelativeBias
 from transformer.attention.variants.longformer import LongformerConfig
 from transformer.interop.family import (
     ACTIVATION,
@@ -27,12 +32,12 @@ from transformer.interop.family import (
     with_settings,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.weight_map import TABLE, Weight
+from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.activations import MaskedHeadActivation
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
-from transformer.models.config import TransformerConfig
+from transformer.models.config import PoolerConfig, TransformerConfig
 
 HEAD_ACTIVATIONS = {
     name: ours for name, ours in ACTIVATION_NAMES.items() if ours in get_args(MaskedHeadActivation)
@@ -82,20 +87,34 @@ def _write_bert(config: TransformerConfig) -> dict[str, Any]:
     return {}
 
 
-def bert_body(root: str) -> tuple[Weight, ...]:
-    """Return the rules of embeddings and layers, below `root`."""
-    layer = f"{root}.encoder.layer.{{layer}}"
-    names = ("self.query", "self.key", "self.value", "output.dense")
+def embeddings(root: str) -> tuple[Weight, ...]:
+    """Return the rules of embeddings, below `root`."""
     return (
         Weight(f"{root}.embeddings.word_embeddings.weight", "embedding", TABLE),
         Weight(f"{root}.embeddings.position_embeddings.weight", "positions", TABLE),
         Weight(f"{root}.embeddings.token_type_embeddings.weight", "types", TABLE),
         *norm(f"{root}.embeddings.LayerNorm", "embedding_norm"),
-        *self_attention(f"{layer}.attention", "layers/mixer", names),
-        *norm(f"{layer}.attention.output.LayerNorm", "layers/mixer_norm"),
+    )
+
+
+def feed_forward(layer: str) -> tuple[Weight, ...]:
+    """Return the rules of a feed-forward, below `layer`."""
+    return (
         *linear(f"{layer}.intermediate.dense", "layers/feed_forward/up"),
         *linear(f"{layer}.output.dense", "layers/feed_forward/down"),
         *norm(f"{layer}.output.LayerNorm", "layers/feed_forward_norm"),
+    )
+
+
+def bert_body(root: str) -> tuple[Weight, ...]:
+    """Return the rules of embeddings and layers, below `root`."""
+    layer = f"{root}.encoder.layer.{{layer}}"
+    names = ("self.query", "self.key", "self.value", "output.dense")
+    return (
+        *embeddings(root),
+        *self_attention(f"{layer}.attention", "layers/mixer", names),
+        *norm(f"{layer}.attention.output.LayerNorm", "layers/mixer_norm"),
+        *feed_forward(layer),
     )
 
 
@@ -116,8 +135,20 @@ BERT_HEAD = masked_head(
 )
 ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head")
 
+TANH: Callable[[Any], PoolerConfig] = lambda _: PoolerConfig()  # noqa: E731
+
 POOLED_HEAD = (*linear("classifier.dense", "pooler"), *linear("classifier.out_proj", "head"))
 TAGGER_HEAD = linear("classifier", "head")
+
+
+def token_classes(name: str) -> tuple[Architecture, Architecture]:
+    """Return the classes with a linear layer for each token."""
+    answers = linear("qa_outputs", "head")
+    return (
+        Architecture(f"{name}ForTokenClassification", "tagger", TAGGER_HEAD),
+        Architecture(f"{name}ForQuestionAnswering", "question_answering", answers),
+    )
+
 
 BERT = Family(
     "bert",
@@ -127,9 +158,9 @@ BERT = Family(
             "BertForSequenceClassification",
             "classifier",
             (*linear("bert.pooler.dense", "pooler"), *linear("classifier", "head")),
-            pooler=True,
+            pooler=TANH,
         ),
-        Architecture("BertForTokenClassification", "tagger", TAGGER_HEAD),
+        *token_classes("Bert"),
     ),
     base=BASE,
     settings=BERT_SETTINGS,
@@ -141,13 +172,18 @@ BERT = Family(
     ignored=("*.position_ids", "cls.seq_relationship.*", "bert.pooler.*"),
 )
 
+
+def _roberta_classes(name: str) -> tuple[Architecture, ...]:
+    return (
+        Architecture(f"{name}ForMaskedLM", "masked_lm", ROBERTA_HEAD),
+        Architecture(f"{name}ForSequenceClassification", "classifier", POOLED_HEAD, pooler=TANH),
+        *token_classes(name),
+    )
+
+
 ROBERTA = Family(
     "roberta",
-    (
-        Architecture("RobertaForMaskedLM", "masked_lm", ROBERTA_HEAD),
-        Architecture("RobertaForSequenceClassification", "classifier", POOLED_HEAD, pooler=True),
-        Architecture("RobertaForTokenClassification", "tagger", TAGGER_HEAD),
-    ),
+    _roberta_classes("Roberta"),
     base=with_settings(BASE, {"position_embedding.offset": 2}),
     settings=ROBERTA_SETTINGS,
     weights=bert_body("roberta"),
@@ -156,6 +192,135 @@ ROBERTA = Family(
     write_rest=_write_bert,
     prefix="roberta.",
     ignored=("*.position_ids", "roberta.pooler.*"),
+)
+
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, model_type="xlm-roberta", architectures=_roberta_classes("XLMRoberta")
+)
+CAMEMBERT = dataclasses.replace(
+    ROBERTA, model_type="camembert", architectures=_roberta_classes("Camembert")
+)
+
+# ELECTRA: the embeddings are narrower than the model.
+
+
+def _read_electra(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    width = fields.size("embedding_size")
+    return with_settings(config, {"embedding_dim": 0 if width == config.d_model else width})
+
+
+def _write_electra(config: TransformerConfig) -> dict[str, Any]:
+    return _write_bert(config) | {"embedding_size": config.embedding_width}
+
+
+ELECTRA_HEAD = (
+    *linear("generator_predictions.dense", "head"),
+    *norm("generator_predictions.LayerNorm", "head_norm"),
+    Weight("generator_lm_head.weight", "output"),
+    Weight("generator_lm_head.bias", "head_output_bias"),
+)
+
+ELECTRA = dataclasses.replace(
+    BERT,
+    model_type="electra",
+    architectures=(
+        Architecture("ElectraForMaskedLM", "masked_lm", ELECTRA_HEAD),
+        Architecture(
+            "ElectraForSequenceClassification",
+            "classifier",
+            POOLED_HEAD,
+            pooler=lambda _: PoolerConfig("gelu"),
+        ),
+        *token_classes("Electra"),
+    ),
+    # The head has GELU whatever the layers have.
+    settings=(
+        *(each for each in BERT_SETTINGS if each.theirs != "hidden_act"),
+        Setting("hidden_act", ACTIVATION, choices=HEAD_ACTIVATIONS),
+    ),
+    weights=(
+        *bert_body("electra"),
+        *linear("electra.embeddings_project", "embedding_projection"),
+    ),
+    read_rest=_read_electra,
+    write_rest=_write_electra,
+    prefix="electra.",
+    ignored=("*.position_ids",),
+)
+
+# ALBERT: narrow embeddings, and one layer that is applied several times.
+
+ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"
+
+ALBERT = dataclasses.replace(
+    BERT,
+    model_type="albert",
+    architectures=(
+        Architecture(
+            "AlbertForMaskedLM",
+            "masked_lm",
+            masked_head("predictions.dense", "predictions.LayerNorm", "predictions"),
+        ),
+        Architecture(
+            "AlbertForSequenceClassification",
+            "classifier",
+            (*linear("albert.pooler", "pooler"), *linear("classifier", "head")),
+            pooler=TANH,
+        ),
+        *token_classes("Albert"),
+    ),
+    base=with_settings(BASE, {"share_layers": True}),
+    settings=(*BERT_SETTINGS, Setting("embedding_size", "embedding_dim", is_size=True)),
+    weights=(
+        *embeddings("albert"),
+        *linear("albert.encoder.embedding_hidden_mapping_in", "embedding_projection"),
+        *self_attention(
+            f"{ALBERT_LAYER}.attention", "layers/mixer", ("query", "key", "value", "dense")
+        ),
+        *norm(f"{ALBERT_LAYER}.attention.LayerNorm", "layers/mixer_norm"),
+        *linear(f"{ALBERT_LAYER}.ffn", "layers/feed_forward/up"),
+        *linear(f"{ALBERT_LAYER}.ffn_output", "layers/feed_forward/down"),
+        *norm(f"{ALBERT_LAYER}.full_layer_layer_norm", "layers/feed_forward_norm"),
+    ),
+    expected=EXPECTED | {"num_hidden_groups": (1,), "inner_group_num": (1,)},
+    constants={"num_hidden_groups": 1, "inner_group_num": 1},
+    prefix="albert.",
+    ignored=("*.position_ids", "albert.pooler.*", "sop_classifier.*", "predictions.*"),
+)
+
+# MPNet.
+
+MPNET_LAYER = "mpnet.encoder.layer.{layer}"
+
+MPNET_BUCKETS = 32
+"""Buckets of relative positions: the code of transformers has this number, whatever a config
+says."""
+
+MPNET = dataclasses.replace(
+    ROBERTA,
+    model_type="mpnet",
+    architectures=_roberta_classes("MPNet"),
+    base=with_settings(
+        ROBERTA.base,
+        {
+            "layer_pattern.mixer.position": T5RelativeBias(
+                MPNET_BUCKETS, bidirectional=True, shared=True
+            )
+        },
+    ),
+    settings=tuple(each for each in ROBERTA_SETTINGS if each.theirs != "type_vocab_size"),
+    weights=(
+        *embeddings("mpnet"),
+        Weight("mpnet.encoder.relative_attention_bias.weight", "position_bias", AsIs()),
+        *self_attention(f"{MPNET_LAYER}.attention.attn", "layers/mixer", ("q", "k", "v", "o")),
+        *norm(f"{MPNET_LAYER}.attention.LayerNorm", "layers/mixer_norm"),
+        *feed_forward(MPNET_LAYER),
+    ),
+    expected={**ROBERTA.expected, "relative_attention_num_buckets": (MPNET_BUCKETS,)},
+    constants={"pad_token_id": 1, "relative_attention_num_buckets": MPNET_BUCKETS},
+    write_rest=None,
+    prefix="mpnet.",
+    ignored=("*.position_ids", "mpnet.pooler.*"),
 )
 
 DISTIL = "distilbert.transformer.layer.{layer}"
@@ -173,7 +338,13 @@ DISTILBERT = Family(
                 Weight("vocab_projector.weight", "output"),
             ),
         ),
-        Architecture("DistilBertForTokenClassification", "tagger", TAGGER_HEAD),
+        Architecture(
+            "DistilBertForSequenceClassification",
+            "classifier",
+            (*linear("pre_classifier", "pooler"), *linear("classifier", "head")),
+            pooler=lambda _: PoolerConfig("relu"),
+        ),
+        *token_classes("DistilBert"),
     ),
     base=BASE,
     settings=(
@@ -206,8 +377,8 @@ DISTILBERT = Family(
 # Long inputs.
 
 
-def _read_longformer(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    depth = config.num_layers
+def read_one_sided_windows(fields: Fields, depth: int) -> list[int]:
+    """Return the keys on each side of a query, for each layer."""
     windows = fields.take("attention_window", ())
     windows = [windows] * depth if isinstance(windows, int) else windows
     is_even = isinstance(windows, Sequence) and all(
@@ -215,10 +386,14 @@ def _read_longformer(fields: Fields, config: TransformerConfig) -> TransformerCo
     )
     if not is_even or len(windows) != depth:
         raise fields.unsupported("attention_window", f"{depth} even numbers, one for each layer")
+    return [window // 2 for window in windows]
+
+
+def _read_longformer(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    windows = read_one_sided_windows(fields, config.num_layers)
     [block] = config.layer_pattern
     return with_blocks(
-        config,
-        [with_settings(block, {"mixer.one_sided_window": window // 2}) for window in windows],
+        config, [with_settings(block, {"mixer.one_sided_window": window}) for window in windows]
     )
 
 
@@ -227,28 +402,28 @@ def _write_longformer(config: TransformerConfig) -> dict[str, Any]:
     return {"attention_window": [2 * mixer.one_sided_window for mixer in mixers]}
 
 
-def _global_projections(root: str) -> tuple[Weight, ...]:
-    attention = f"{root}.encoder.layer.{{layer}}.attention.self"
+def global_projections(theirs: str, ours: str) -> tuple[Weight, ...]:
+    """Return the rules of the projections of global tokens."""
     return tuple(
         rule
         for name in ("query", "key", "value")
-        for rule in linear(f"{attention}.{name}_global", f"layers/mixer/{name}_global")
+        for rule in linear(f"{theirs}.{name}_global", f"{ours}/{name}_global")
     )
 
 
 LONGFORMER = dataclasses.replace(
     ROBERTA,
     model_type="longformer",
-    architectures=(
-        Architecture("LongformerForMaskedLM", "masked_lm", ROBERTA_HEAD),
-        Architecture("LongformerForSequenceClassification", "classifier", POOLED_HEAD, pooler=True),
-        Architecture("LongformerForTokenClassification", "tagger", TAGGER_HEAD),
-    ),
+    # Without the last, question answering: all tokens of the question are global there.
+    architectures=_roberta_classes("Longformer")[:-1],
     # transformers takes the global tokens as an argument: for classification the first one.
     base=with_settings(
         ROBERTA.base, {"layer_pattern.mixer": LongformerConfig(num_global_tokens=1)}
     ),
-    weights=(*bert_body("longformer"), *_global_projections("longformer")),
+    weights=(
+        *bert_body("longformer"),
+        *global_projections("longformer.encoder.layer.{layer}.attention.self", "layers/mixer"),
+    ),
     read_rest=_read_longformer,
     write_rest=lambda config: _write_bert(config) | _write_longformer(config),
     prefix="longformer.",

@@ -8,7 +8,18 @@ from typing import Any
 from transformer.attention.full import AttentionConfig
 from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.scores import ScaledDotScore
-from transformer.interop.bert import BERT, BIG_BIRD, DISTILBERT, LONGFORMER, ROBERTA
+from transformer.interop.bert import (
+    ALBERT,
+    BERT,
+    BIG_BIRD,
+    CAMEMBERT,
+    DISTILBERT,
+    ELECTRA,
+    LONGFORMER,
+    MPNET,
+    ROBERTA,
+    XLM_ROBERTA,
+)
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
@@ -26,13 +37,23 @@ from transformer.interop.llama import (
 )
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.multimodal import MULTIMODAL
-from transformer.interop.seq2seq import BART, MARIAN, T5
+from transformer.interop.seq2seq import (
+    BART,
+    LED,
+    M2M_100,
+    MARIAN,
+    MBART,
+    MT5,
+    PEGASUS,
+    T5,
+    UMT5,
+)
 from transformer.interop.weight_map import model_leaves, model_tensors
 from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
 from transformer.layers.norms import NormConfig
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
-from transformer.models.heads import Classifier, Tagger
+from transformer.models.heads import Classifier, QuestionAnswerer, Tagger
 from transformer.models.language_model import LanguageModel
 from transformer.models.masked_lm import MaskedLanguageModel
 from transformer.models.model import Model
@@ -42,6 +63,7 @@ MODELS: dict[ModelKind, Any] = {
     "masked_lm": MaskedLanguageModel,
     "classifier": Classifier,
     "tagger": Tagger,
+    "question_answering": QuestionAnswerer,
     "encoder_decoder": EncoderDecoder,
 }
 """Models of this library by the kind of an architecture."""
@@ -65,20 +87,30 @@ FAMILIES: dict[str, Family] = {
         OPT,
         BERT,
         ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        MPNET,
+        ELECTRA,
+        ALBERT,
         DISTILBERT,
         MODERNBERT,
         LONGFORMER,
         BIG_BIRD,
         T5,
+        MT5,
+        UMT5,
         BART,
+        MBART,
+        M2M_100,
+        PEGASUS,
         MARIAN,
+        LED,
     )
 }
 """Families in the order in which `export` tries them for a model without a family of its own."""
 
 
 REFUSED = {
-    "albert": "all layers share one set of weights",
     "cohere": "its RoPE pairs neighboring entries under norms without biases",
     "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
     "deepseek_v2": "it has multi-head latent attention and shared experts",
@@ -133,7 +165,7 @@ RUN_SETTINGS = frozenset(
         *("backend", "dispatcher", "layer_loop", "remat", "precision", "pad_vocab_to_multiple"),
         *("dropout", "residual_dropout", "embedding_dropout", "initialization"),
         *("load_balance_loss_weight", "router_z_loss_weight"),
-        "pooler",  # of the architecture
+        *("pooler", "pooler_layer"),  # of the architecture
     ]
 )
 """Settings that change how a model is trained or run, but not what it computes."""
@@ -234,7 +266,7 @@ def _write_config(family: Family, architecture: Architecture, model: Model) -> d
       ValueError: Read again they give another model, or the files have no place for a parameter.
     """
     config = fill_in(model.config, model.config.d_model)
-    written = family.write_config(config)
+    written = family.write_config(config) | architecture.write_head(model)
     values = json.loads(json.dumps(written))
     read = family.read_config(Fields(values, family.model_type, family.model_type))
     if config.encoder is not None and not config.encoder.vocab_size and not read.tie_embeddings:
@@ -244,8 +276,11 @@ def _write_config(family: Family, architecture: Architecture, model: Model) -> d
     if architecture.kind != "masked_lm":
         read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
     difference = find_difference(config, fill_in(read, read.d_model))
-    if difference is None and config.pooler != architecture.pooler:
-        difference = f"model.pooler {config.pooler!r}"
+    if difference is None:
+        theirs = fill_in(architecture.with_pooler(config), config.d_model)
+        for name in ("pooler", "pooler_layer") if config.pooler else ("pooler",):
+            if getattr(config, name) != getattr(theirs, name):
+                difference = f"model.{name} {getattr(config, name)!r}"
     if difference is not None:
         raise ValueError(difference)
     model_tensors(family.rules(architecture), model_leaves(model), model.config)

@@ -6,28 +6,19 @@ a config.json to settings of this library, `weights` relates tensors to paramete
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from transformer.interop.fields import Fields
 from transformer.interop.rope import Rotary
 from transformer.interop.weight_map import LINEAR, Layout, Weight
 from transformer.models.block import BlockConfig
-from transformer.models.config import TransformerConfig
+from transformer.models.config import PoolerConfig, TransformerConfig
+from transformer.models.heads import Classifier, Pooling
+from transformer.models.model import Model
 
-ModelKind = Literal["language_model", "masked_lm", "classifier", "tagger", "encoder_decoder"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """One class of `transformers`: a body of the family with a head."""
-
-    name: str
-    """Name in `architectures` of a config.json."""
-    kind: ModelKind
-    head: tuple[Weight, ...] = ()
-    """Rules of the head's weights, beside those of the family."""
-    pooler: bool = False
-    """`TransformerConfig.pooler` of the model."""
+ModelKind = Literal[
+    "language_model", "masked_lm", "classifier", "tagger", "question_answering", "encoder_decoder"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +68,66 @@ class Setting:
         elif self.null is not None and value == self.null:
             value = None
         return {self.theirs: value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One class of `transformers`: a body of the family with a head."""
+
+    name: str
+    """Name in `architectures` of a config.json."""
+    kind: ModelKind
+    head: tuple[Weight, ...] = ()
+    """Rules of the head's weights, beside those of the family."""
+    pooler: Callable[[TransformerConfig], PoolerConfig] | None = None
+    """Returns `TransformerConfig.pooler_layer`; None: the model has no pooler."""
+    pooling: Pooling | Setting = "first"
+    """`Classifier.pooling`, or the field that decides it."""
+    head_bias: bool = True
+    """`Classifier.head_bias`."""
+
+    def with_pooler(self, config: TransformerConfig) -> TransformerConfig:
+        """Return the config with the pooler of the architecture, or without one."""
+        if self.pooler is None:
+            return dataclasses.replace(config, pooler=False)
+        return dataclasses.replace(config, pooler=True, pooler_layer=self.pooler(config))
+
+    def read_pooling(self, fields: Fields) -> Pooling:
+        """Return the pooling of a classifier."""
+        if isinstance(self.pooling, Setting):
+            return cast(Pooling, fields.choose(self.pooling.theirs, self.pooling.choices or {}))
+        return self.pooling
+
+    def write_head(self, model: Model) -> dict[str, Any]:
+        """Return the fields of a classifier's head.
+
+        Raises:
+          ValueError: The architecture has another pooling, or a bias where the head has none.
+        """
+        if not isinstance(model, Classifier):
+            return {}
+        if model.head_bias != self.head_bias:
+            raise ValueError(f"head_bias {model.head_bias} (it has {self.head_bias})")
+        if isinstance(self.pooling, Setting):
+            return {self.pooling.theirs: name_of(self.pooling.choices or {}, model.pooling)}
+        if model.pooling != self.pooling:
+            raise ValueError(f"pooling {model.pooling!r} (it has {self.pooling!r})")
+        return {}
+
+
+def decoder_classes(name: str, body: str = "") -> tuple[Architecture, Architecture]:
+    """Return the language model and the classifier, of the last token, of a decoder."""
+    score = Weight("score.weight", "head")
+    return (
+        Architecture(f"{name}ForCausalLM", "language_model"),
+        Architecture(
+            f"{body or name}ForSequenceClassification",
+            "classifier",
+            (score,),
+            pooling="last",
+            head_bias=False,
+        ),
+    )
 
 
 def name_of(choices: Mapping[Any, Any], value: Any) -> Any:

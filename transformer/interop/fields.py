@@ -54,6 +54,10 @@ WITHOUT_EFFECT = frozenset(
         "num_labels",
         "problem_type",
         "classifier_dropout",
+        "classifier_dropout_prob",
+        "seq_classif_dropout",
+        "qa_dropout",
+        "classifier_pooling",  # read for classifiers
         # Training alone.
         "layerdrop",
         "encoder_layerdrop",

@@ -11,6 +11,7 @@ from transformer.interop.family import (
     Architecture,
     Family,
     Setting,
+    decoder_classes,
     linear,
     norm,
     self_attention,
@@ -33,7 +34,7 @@ H = "transformer.h.{layer}"
 
 GPT2 = Family(
     "gpt2",
-    (Architecture("GPT2LMHeadModel", "language_model"),),
+    (Architecture("GPT2LMHeadModel", "language_model"), decoder_classes("GPT2")[1]),
     base=TransformerConfig(position_embedding=LearnedPositions()),
     settings=(
         *COMMON,
@@ -80,7 +81,7 @@ NEOX = "gpt_neox.layers.{layer}"
 
 GPT_NEOX = Family(
     "gpt_neox",
-    (Architecture("GPTNeoXForCausalLM", "language_model"),),
+    decoder_classes("GPTNeoX"),
     base=TransformerConfig(layer_pattern=(BlockConfig(mixer=AttentionConfig(position=RoPE())),)),
     settings=(
         *COMMON,
@@ -114,7 +115,7 @@ GPT_NEOX = Family(
 
 BLOOM = Family(
     "bloom",
-    (Architecture("BloomForCausalLM", "language_model"),),
+    decoder_classes("Bloom"),
     base=TransformerConfig(
         layer_pattern=(BlockConfig(mixer=AttentionConfig(position=ALiBi())),),
         embedding_norm=NormConfig(),
@@ -154,7 +155,7 @@ DECODER = "model.decoder.layers.{layer}"
 
 OPT = Family(
     "opt",
-    (Architecture("OPTForCausalLM", "language_model"),),
+    decoder_classes("OPT"),
     base=TransformerConfig(position_embedding=LearnedPositions(offset=2)),
     settings=(
         *COMMON,

@@ -27,10 +27,10 @@ from transformer.interop.family import (
     ACTIVATION_NAMES,
     COMMON,
     D_FF,
-    Architecture,
     Family,
     Setting,
     all_blocks,
+    decoder_classes,
     linear,
     norm,
     self_attention,
@@ -241,7 +241,7 @@ ROTARY_BUFFERS = ("*.rotary_emb.inv_freq",)
 
 LLAMA = Family(
     "llama",
-    (Architecture("LlamaForCausalLM", "language_model"),),
+    decoder_classes("Llama"),
     base=TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
     settings=(*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
     weights=(*ENDS, *NORMS, *ATTENTION, *GATED),
@@ -252,7 +252,7 @@ LLAMA = Family(
 MISTRAL = dataclasses.replace(
     LLAMA,
     model_type="mistral",
-    architectures=(Architecture("MistralForCausalLM", "language_model"),),
+    architectures=decoder_classes("Mistral"),
     settings=DECODER,
     read_rest=read_window,
     write_rest=write_window,
@@ -261,7 +261,7 @@ MISTRAL = dataclasses.replace(
 MIXTRAL = dataclasses.replace(
     MISTRAL,
     model_type="mixtral",
-    architectures=(Architecture("MixtralForCausalLM", "language_model"),),
+    architectures=decoder_classes("Mixtral"),
     # `transformers` has no router z-loss.
     base=with_settings(
         LLAMA.base,
@@ -281,7 +281,7 @@ MIXTRAL = dataclasses.replace(
 QWEN2 = dataclasses.replace(
     LLAMA,
     model_type="qwen2",
-    architectures=(Architecture("Qwen2ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Qwen2"),
     base=with_settings(
         LLAMA.base, {"layer_pattern.mixer.bias": True, "layer_pattern.mixer.output_bias": False}
     ),
@@ -293,7 +293,7 @@ QWEN2 = dataclasses.replace(
 QWEN3 = dataclasses.replace(
     LLAMA,
     model_type="qwen3",
-    architectures=(Architecture("Qwen3ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Qwen3"),
     base=with_settings(LLAMA.base, {"layer_pattern.mixer.qk_norm": RMS}),
     settings=(*DECODER, ATTENTION_BIAS, QK_EPSILON),
     weights=(*ENDS, *NORMS, *ATTENTION, *QK_NORMS, *GATED),
@@ -304,7 +304,7 @@ QWEN3 = dataclasses.replace(
 PHI3 = dataclasses.replace(
     MISTRAL,
     model_type="phi3",
-    architectures=(Architecture("Phi3ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Phi3"),
     settings=(
         *DECODER_SIZES,
         *FEED_FORWARD,
@@ -381,7 +381,7 @@ GEMMA_SETTINGS = (*DECODER_SIZES, Setting("intermediate_size", D_FF, is_size=Tru
 
 GEMMA = Family(
     "gemma",
-    (Architecture("GemmaForCausalLM", "language_model"),),
+    decoder_classes("Gemma"),
     base=TransformerConfig(
         layer_pattern=(
             BlockConfig(
@@ -408,7 +408,7 @@ GEMMA = Family(
 GEMMA2 = dataclasses.replace(
     GEMMA,
     model_type="gemma2",
-    architectures=(Architecture("Gemma2ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Gemma2"),
     base=with_settings(GEMMA.base, {"layer_pattern.norm_placement": "sandwich"}),
     settings=(
         *GEMMA_SETTINGS,
@@ -425,7 +425,7 @@ GEMMA2 = dataclasses.replace(
 GEMMA3 = dataclasses.replace(
     GEMMA2,
     model_type="gemma3_text",
-    architectures=(Architecture("Gemma3ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Gemma3", "Gemma3Text"),
     base=with_settings(GEMMA2.base, {"layer_pattern.mixer.qk_norm": RMS_OFFSET}),
     settings=(*(x for x in GEMMA2.settings if not isinstance(x, Rotary)), QK_EPSILON),
     weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS, *QK_NORMS),
@@ -482,7 +482,7 @@ GPT_OSS_EXPERTS = MoEConfig(
 GPT_OSS = dataclasses.replace(
     LLAMA,
     model_type="gpt_oss",
-    architectures=(Architecture("GptOssForCausalLM", "language_model"),),
+    architectures=decoder_classes("GptOss"),
     base=with_settings(
         LLAMA.base,
         {"layer_pattern.feed_forward": GPT_OSS_EXPERTS, "layer_pattern.mixer.sinks": True},

@@ -29,7 +29,7 @@ from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.models.block import BlockConfig
-from transformer.models.config import TransformerConfig
+from transformer.models.config import PoolerConfig, TransformerConfig
 
 THETA_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
@@ -87,6 +87,17 @@ def _fused(theirs: str, ours: str, names: tuple[str, ...]) -> tuple[Weight, Weig
     )
 
 
+def _pooler(config: TransformerConfig) -> PoolerConfig:
+    """Return the layer before a classifier: that of the masked-token head."""
+    return PoolerConfig(config.masked_head.activation, config.masked_head.bias, config.final_norm)
+
+
+CLASSIFIER = (
+    *linear("head.dense", "pooler"),
+    *norm("head.norm", "pooler_norm"),
+    *linear("classifier", "head"),
+)
+
 MODERNBERT = Family(
     "modernbert",
     (
@@ -99,6 +110,19 @@ MODERNBERT = Family(
                 Weight("decoder.weight", "output"),
                 Weight("decoder.bias", "head_output_bias"),
             ),
+        ),
+        Architecture(
+            "ModernBertForSequenceClassification",
+            "classifier",
+            CLASSIFIER,
+            pooler=_pooler,
+            pooling=Setting(
+                "classifier_pooling", "pooling", choices={"cls": "first", "mean": "mean"}
+            ),
+        ),
+        Architecture("ModernBertForTokenClassification", "tagger", CLASSIFIER, pooler=_pooler),
+        Architecture(
+            "ModernBertForQuestionAnswering", "question_answering", CLASSIFIER, pooler=_pooler
         ),
     ),
     base=TransformerConfig(

@@ -48,6 +48,7 @@ from transformer.interop.weight_map import (
     model_tensors,
 )
 from transformer.models.config import TransformerConfig
+from transformer.models.heads import Classifier, Pooling, Tagger
 from transformer.models.model import Model
 from transformer.precision import Precision
 
@@ -71,10 +72,14 @@ class PretrainedConfig(NamedTuple):
     """What was left out of the files, a line each."""
     multimodal: str = ""
     """`model_type` of the files, where the model is their text part."""
+    pooling: Pooling = "first"
+    """Pooling of a classifier."""
 
     def make_model(self, hardware: Hardware | None = None) -> Model:
         """Return the model of this config."""
-        return make_model(self.architecture, self.config, self.num_classes, hardware)
+        return make_model(
+            self.architecture, self.config, self.num_classes, hardware, pooling=self.pooling
+        )
 
     @property
     def num_classes(self) -> int:
@@ -98,12 +103,21 @@ def make_model(
     config: TransformerConfig,
     num_classes: int = 2,
     hardware: Hardware | None = None,
+    pooling: Pooling = "first",
 ) -> Model:
     """Return the model of an architecture."""
     model_class = MODELS[architecture.kind]
     hardware = hardware or Hardware()
-    if architecture.kind in ("classifier", "tagger"):
-        return model_class(config, hardware, num_classes=num_classes)
+    if architecture.kind == "classifier":
+        return Classifier(
+            config,
+            hardware,
+            num_classes=num_classes,
+            pooling=pooling,
+            head_bias=architecture.head_bias,
+        )
+    if architecture.kind == "tagger":
+        return Tagger(config, hardware, num_classes=num_classes)
     return model_class(config, hardware)
 
 
@@ -136,18 +150,17 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
             )
     fields = Fields(values, source, str(model_type))
     try:
-        config = family.read_config(fields)
+        config = architecture.with_pooler(family.read_config(fields))
+        pooling = architecture.read_pooling(fields)
     except InteropError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         text = " ".join(str(error).split())
         raise InteropError(f"{source}: {text}; restore the original file") from error
-    config = dataclasses.replace(
-        config, precision=precision or Precision(), pooler=architecture.pooler
-    )
+    config = dataclasses.replace(config, precision=precision or Precision())
     notes = _field_notes(fields.unknown(), family.model_type)
     return PretrainedConfig(
-        config, family, architecture, values, other_head, notes, multimodal=multimodal
+        config, family, architecture, values, other_head, notes, multimodal, pooling
     )
 
 

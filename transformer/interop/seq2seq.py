@@ -1,16 +1,26 @@
-"""Encoder-decoders: T5 (with the gated v1.1), BART, and Marian.
+"""Encoder-decoders: T5 (with the gated v1.1), mT5, UMT5, BART, mBART, M2M-100, Pegasus and Marian.
+
+mT5 (Xue et al. 2021) is T5 v1.1 without a scale of its logits. In UMT5 (Chung et al. 2023) each
+layer has a relative bias of its own.
 
 Marian (Junczys-Dowmunt et al. 2018), as the translation models of OPUS-MT have it, is BART's layout
 with sinusoidal positions (all sines, then all cosines), no norm of the embeddings, a bias of the
 logits, and tables that source and target share or not.
+
+mBART (Liu et al. 2020), M2M-100 (Fan et al. 2021; NLLB has its type too) and Pegasus (Zhang et al.
+2020) are BART's layout with norms before the sublayers. The latter two have sinusoids as positions.
+LED (Beltagy et al. 2020, section 7) has Longformer's encoder, and a longer source than target.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.position_bias import T5RelativeBias
 from transformer.attention.scores import DotScore
+from transformer.attention.variants.longformer import LongformerConfig
+from transformer.interop.bert import global_projections, read_one_sided_windows
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     COMMON,
@@ -21,6 +31,7 @@ from transformer.interop.family import (
     name_of,
     norm,
     self_attention,
+    shortest_period,
     with_settings,
 )
 from transformer.interop.fields import Fields
@@ -56,9 +67,9 @@ def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
 RMS = NormConfig(kind="rms")
 
 
-def _t5_block(*, decoder: bool) -> BlockConfig:
+def _t5_block(*, decoder: bool, shared: bool) -> BlockConfig:
     attention = AttentionConfig(bias=False, score=DotScore())
-    position = T5RelativeBias(shared=True, bidirectional=not decoder)
+    position = T5RelativeBias(shared=shared, bidirectional=not decoder)
     return BlockConfig(
         mixer=dataclasses.replace(attention, position=position),
         cross_attention=attention if decoder else None,
@@ -67,7 +78,16 @@ def _t5_block(*, decoder: bool) -> BlockConfig:
     )
 
 
-def _read_t5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+def _t5_base(*, shared: bool) -> TransformerConfig:
+    encoder = _t5_block(decoder=False, shared=shared)
+    return TransformerConfig(
+        layer_pattern=(_t5_block(decoder=True, shared=shared),),
+        encoder=EncoderConfig(layer_pattern=(encoder,), final_norm=RMS),
+        final_norm=RMS,
+    )
+
+
+def _read_mt5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     assert config.encoder is not None
     projection = fields.take("feed_forward_proj")
     gated = projection.startswith("gated-")
@@ -77,19 +97,22 @@ def _read_t5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
         raise fields.unsupported("feed_forward_proj", "relu, gated-gelu and gated-silu")
     fields.expect("dense_act_fn", name)  # both repeat what `feed_forward_proj` says
     fields.expect("is_gated_act", gated)
-    tied = fields.take("tie_word_embeddings", True)
-    is_scaled = fields.take("scale_decoder_outputs", tied)
     changes = {
         "num_layers": fields.take("num_decoder_layers", config.encoder.num_layers),
-        "tie_embeddings": tied,
-        "logit_scale": config.d_model**-0.5 if is_scaled else 1.0,
+        "tie_embeddings": fields.take("tie_word_embeddings", True),
     }
     for path in _on_both_sides("feed_forward"):
         changes |= {f"{path}.activation": ACTIVATION_NAMES[name], f"{path}.gated": gated}
     return with_settings(config, changes)
 
 
-def _write_t5(config: TransformerConfig) -> dict[str, Any]:
+def _read_t5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    config = _read_mt5(fields, config)
+    is_scaled = fields.take("scale_decoder_outputs", config.tie_embeddings)
+    return with_settings(config, {"logit_scale": config.d_model**-0.5 if is_scaled else 1.0})
+
+
+def _write_mt5(config: TransformerConfig) -> dict[str, Any]:
     block: Any = config.layer_pattern[0]
     name = name_of(ACTIVATION_NAMES, block.feed_forward.activation)
     if block.feed_forward.gated:
@@ -98,23 +121,24 @@ def _write_t5(config: TransformerConfig) -> dict[str, Any]:
         "num_decoder_layers": config.num_layers,
         "feed_forward_proj": name,
         "tie_word_embeddings": config.tie_embeddings,
-        "scale_decoder_outputs": config.logit_scale != 1,
     }
+
+
+def _write_t5(config: TransformerConfig) -> dict[str, Any]:
+    return _write_mt5(config) | {"scale_decoder_outputs": config.logit_scale != 1}
 
 
 def _t5_stack(side: str, feed_forward: int) -> tuple[Weight, ...]:
     block, ours = f"{side}.block.{{layer}}.layer", f"{side}/layers"
     dense, names = f"{block}.{feed_forward}.DenseReluDense", ("q", "k", "v", "o")
     up, gate = f"{ours}/feed_forward/up", f"{ours}/feed_forward/gate"
+    bias = "SelfAttention.relative_attention_bias.weight"
     return (
         *self_attention(f"{block}.0.SelfAttention", f"{ours}/mixer", names),
         *norm(f"{block}.0.layer_norm", f"{ours}/mixer_norm"),
-        # One table, which all layers share.
-        Weight(
-            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            f"{side}/position_bias",
-            AsIs(),
-        ),
+        # One table, which all layers share, or in UMT5 one of each layer.
+        Weight(f"{side}.block.0.layer.0.{bias}", f"{side}/position_bias", AsIs()),
+        Weight(f"{block}.0.{bias}", f"{ours}/mixer/position_bias", AsIs()),
         Weight(f"{dense}.wi.weight", up, without=gate),
         Weight(f"{dense}.wi_0.weight", gate),
         Weight(f"{dense}.wi_1.weight", up, beside=gate),
@@ -129,11 +153,7 @@ DECODER_BLOCK = "decoder.block.{layer}.layer.1"
 T5 = Family(
     "t5",
     (Architecture("T5ForConditionalGeneration", "encoder_decoder"),),
-    base=TransformerConfig(
-        layer_pattern=(_t5_block(decoder=True),),
-        encoder=EncoderConfig(layer_pattern=(_t5_block(decoder=False),), final_norm=RMS),
-        final_norm=RMS,
-    ),
+    base=_t5_base(shared=True),
     settings=(
         Setting("vocab_size", "vocab_size", is_size=True),
         Setting("d_model", "d_model", is_size=True),
@@ -172,6 +192,21 @@ T5 = Family(
     read_rest=_read_t5,
     write_rest=_write_t5,
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)
+
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    architectures=(Architecture("MT5ForConditionalGeneration", "encoder_decoder"),),
+    read_rest=_read_mt5,
+    write_rest=_write_mt5,
+)
+
+UMT5 = dataclasses.replace(
+    T5,
+    model_type="umt5",
+    architectures=(Architecture("UMT5ForConditionalGeneration", "encoder_decoder"),),
+    base=_t5_base(shared=False),
 )
 
 
@@ -216,10 +251,13 @@ def _read_bart(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     return with_settings(config, {"encoder.vocab_size": size})
 
 
-def bart_stack(side: str) -> tuple[Weight, ...]:
-    """Return the rules of one side of BART."""
-    layer, ours = f"model.{side}.layers.{{layer}}", f"{side}/layers"
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+def bart_stack(
+    side: str,
+    root: str = "model",
+    names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
+) -> tuple[Weight, ...]:
+    """Return the rules of one side of BART, below `root`, with these projections of attention."""
+    layer, ours = f"{root}.{side}.layers.{{layer}}", f"{side}/layers"
     cross: tuple[Weight, ...] = ()
     if side == "decoder":
         cross = (
@@ -227,28 +265,34 @@ def bart_stack(side: str) -> tuple[Weight, ...]:
             *norm(f"{layer}.encoder_attn_layer_norm", f"{ours}/cross_norm"),
         )
     return (
-        Weight(f"model.{side}.embed_positions.weight", f"{side}/positions", TABLE),
-        *norm(f"model.{side}.layernorm_embedding", f"{side}/embedding_norm"),
+        Weight(f"{root}.{side}.embed_positions.weight", f"{side}/positions", TABLE),
+        *norm(f"{root}.{side}.layernorm_embedding", f"{side}/embedding_norm"),
         *self_attention(f"{layer}.self_attn", f"{ours}/mixer", names),
         *norm(f"{layer}.self_attn_layer_norm", f"{ours}/mixer_norm"),
         *cross,
         *linear(f"{layer}.fc1", f"{ours}/feed_forward/up"),
         *linear(f"{layer}.fc2", f"{ours}/feed_forward/down"),
         *norm(f"{layer}.final_layer_norm", f"{ours}/feed_forward_norm"),
+        *norm(f"{root}.{side}.layer_norm", f"{side}/final_norm"),  # of stacks with norms before
     )
 
 
-ENCODER_TABLE = "model.encoder.embed_tokens.weight"
-DECODER_TABLE = "model.decoder.embed_tokens.weight"
+SINUSOIDS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+"""Tensors of files that this library computes."""
 
-BART_TABLES = (
-    *tables("model.shared.weight", ENCODER_TABLE, DECODER_TABLE),
-    # One table of source and target beside an own output matrix: as two equal ones.
-    *(
-        Weight(name, "embedding", TABLE, without="source_embedding", beside="output")
-        for name in (ENCODER_TABLE, DECODER_TABLE)
-    ),
-)
+
+def bart_tables(root: str = "model") -> tuple[Weight, ...]:
+    """Return the rules of the embeddings below `root`."""
+    encoder, decoder = (f"{root}.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+    return (
+        *tables(f"{root}.shared.weight", encoder, decoder),
+        # One table of source and target beside an own output matrix: as two equal ones.
+        *(
+            Weight(name, "embedding", TABLE, without="source_embedding", beside="output")
+            for name in (encoder, decoder)
+        ),
+    )
+
 
 BART = Family(
     "bart",
@@ -265,7 +309,7 @@ BART = Family(
         Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
     ),
     weights=(
-        *BART_TABLES,
+        *bart_tables(),
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
@@ -280,6 +324,114 @@ BART = Family(
     read_rest=_read_bart,
     prefix="model.",
     zeros=("final_logits_bias",),
+)
+
+
+PRE_NORM = {"normalize_before": (True,), "add_final_layer_norm": (True,)}
+
+MBART = dataclasses.replace(
+    BART,
+    model_type="mbart",
+    architectures=(Architecture("MBartForConditionalGeneration", "encoder_decoder"),),
+    base=with_settings(
+        BART.base,
+        {
+            **dict.fromkeys(_on_both_sides("norm_placement"), "pre"),
+            "encoder.final_norm": NormConfig(),
+            "final_norm": NormConfig(),
+        },
+    ),
+    expected={**BART.expected, **PRE_NORM},
+)
+
+M2M_100 = dataclasses.replace(
+    MBART,
+    model_type="m2m_100",
+    architectures=(Architecture("M2M100ForConditionalGeneration", "encoder_decoder"),),
+    base=dataclasses.replace(
+        MBART.base,
+        position_embedding=SinusoidalPositions("tensor2tensor", offset=2),
+        embedding_norm=None,
+    ),
+    settings=BART_SETTINGS,
+    # Positions begin after the padding token's id.
+    expected=EXPECTED | PRE_NORM | {"normalize_embedding": (False,), "pad_token_id": (1,)},
+    constants={"is_encoder_decoder": True, "pad_token_id": 1},
+    ignored=("*.embed_positions.weights",),
+    zeros=(),
+)
+
+PEGASUS = dataclasses.replace(
+    MBART,
+    model_type="pegasus",
+    architectures=(Architecture("PegasusForConditionalGeneration", "encoder_decoder"),),
+    base=dataclasses.replace(
+        MBART.base, position_embedding=SinusoidalPositions("halves"), embedding_norm=None
+    ),
+    settings=BART_SETTINGS,
+    expected=EXPECTED
+    | PRE_NORM
+    | {
+        "normalize_embedding": (False,),
+        "static_position_embeddings": (True,),
+        "extra_pos_embeddings": (1,),
+    },
+    ignored=SINUSOIDS,
+)
+
+
+# LED: the encoder of Longformer.
+
+
+def _read_led(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    config = _read_bart(fields, config)
+    assert config.encoder is not None
+    [block] = config.encoder.layer_pattern
+    windows = read_one_sided_windows(fields, config.encoder.num_layers)
+    blocks = [with_settings(block, {"mixer.one_sided_window": window}) for window in windows]
+    return with_settings(config, {"encoder.layer_pattern": shortest_period(blocks)})
+
+
+def _write_led(config: TransformerConfig) -> dict[str, Any]:
+    assert config.encoder is not None
+    pattern: Any = config.encoder.layer_pattern
+    windows = [block.mixer.one_sided_window for block in pattern]
+    depth = config.encoder.num_layers
+    return {"attention_window": [2 * windows[layer % len(windows)] for layer in range(depth)]}
+
+
+LOCAL, QKV = "longformer_self_attn", ("query", "key", "value")
+
+LED = dataclasses.replace(
+    BART,
+    model_type="led",
+    architectures=(Architecture("LEDForConditionalGeneration", "encoder_decoder"),),
+    # transformers takes the global tokens as an argument: for summaries the first one.
+    base=with_settings(
+        BART.base,
+        {
+            "encoder.layer_pattern.mixer": LongformerConfig(num_global_tokens=1),
+            "position_embedding": LearnedPositions(),
+        },
+    ),
+    settings=(
+        *(each for each in BART_SETTINGS if each.theirs != "scale_embedding"),
+        Setting("max_encoder_position_embeddings", "encoder.max_length", is_size=True),
+        Setting("max_decoder_position_embeddings", "position_embedding.max_length", is_size=True),
+    ),
+    weights=(
+        *bart_tables("led"),
+        *bart_stack("encoder", "led", (*(f"{LOCAL}.{name}" for name in QKV), "output")),
+        *global_projections(
+            f"led.encoder.layers.{{layer}}.self_attn.{LOCAL}", "encoder/layers/mixer"
+        ),
+        *bart_stack("decoder", "led"),
+        Weight("lm_head.weight", "output"),
+    ),
+    expected={**BART.expected, "extra_pos_embeddings": (0,)},
+    read_rest=_read_led,
+    write_rest=_write_led,
+    prefix="led.",
 )
 
 
@@ -318,7 +470,7 @@ MARIAN = Family(
     ),
     settings=BART_SETTINGS,
     weights=(
-        *BART_TABLES,
+        *bart_tables(),
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
@@ -330,9 +482,5 @@ MARIAN = Family(
     read_rest=_read_marian,
     write_rest=_write_marian,
     prefix="model.",
-    # Sinusoids.
-    ignored=(
-        "model.encoder.embed_positions.weight",
-        "model.decoder.embed_positions.weight",
-    ),
+    ignored=SINUSOIDS,
 )

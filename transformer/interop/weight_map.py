@@ -300,5 +300,6 @@ def _stack_of(weight: Weight, config: TransformerConfig) -> tuple[str, int, int]
     }
     for path, side in stacks.items():
         if side is not None and weight.paths[0].startswith(path):
-            return path, side.num_layers, len(side.layer_pattern)
+            num_places = len(side.layer_pattern)
+            return path, num_places if config.share_layers else side.num_layers, num_places
     return "", 1, 1

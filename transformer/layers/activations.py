@@ -14,6 +14,7 @@ ActivationKind = Literal[
 
 
 MaskedHeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
+PoolerActivation = Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
 
 
 def swish(

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
@@ -36,7 +37,7 @@ FREQUENCY_BASE = 10_000.0
 """Base of the wavelengths of `SinusoidalPositions`."""
 
 
-SinusoidLayout = Literal["interleaved", "halves"]
+SinusoidLayout = Literal["interleaved", "halves", "tensor2tensor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,10 @@ class SinusoidalPositions(Settings):
 
     layout: SinusoidLayout = "interleaved"
     """Order of the entries: `interleaved` (a sine, its cosine, ...), as in the paper; `halves` (all
-    sines, all cosines), as in tensor2tensor and Marian."""
+    sines, all cosines), as in Marian and Pegasus; `tensor2tensor`: halves whose longest wavelength
+    is exactly 20000 pi, and an odd D ends with a zero, as in Tensor2Tensor and fairseq."""
+    offset: NonNegativeInt = 0
+    """Position of the first token. fairseq's models, such as M2M-100, have 2."""
 
 
 PositionEmbedding = NoPosition | LearnedPositions | SinusoidalPositions
@@ -60,10 +64,7 @@ def embed_positions(
 ) -> Float[Array, "#B T D"]:
     """Return learned vectors of `module`, or sinusoids."""
     if isinstance(config, SinusoidalPositions):
-        vectors = sinusoidal_embedding(positions, context.d_model)
-        if config.layout == "halves":
-            return jnp.concatenate([vectors[..., 0::2], vectors[..., 1::2]], axis=-1)
-        return vectors
+        return sinusoidal_embedding(positions + config.offset, context.d_model, config.layout)
     table = declare_table(
         module,
         "positions",
@@ -77,16 +78,25 @@ def embed_positions(
 def sinusoidal_embedding(
     positions: Int[Array, "#B T"],
     d_model: int,  # D
+    layout: SinusoidLayout = "interleaved",
 ) -> Float32[Array, "#B T D"]:
     """Return the sinusoids of Vaswani et al. 2017, section 3.5.
 
     Entry 2i is sin(position / 10000^(2i/D)) and entry 2i + 1 its cosine; wavelengths run from 2 pi
     to 20000 pi. An odd D ends with a sine.
     """
-    frequencies = unscaled_frequencies(FREQUENCY_BASE, d_model)
+    if layout == "tensor2tensor":
+        steps = np.arange(d_model // 2) / max(1, d_model // 2 - 1)
+        frequencies = FREQUENCY_BASE**-steps
+    else:
+        frequencies = unscaled_frequencies(FREQUENCY_BASE, d_model)
     angles = wrapped_product(positions, *fixed_point_turns(frequencies))
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return pairs.reshape(*angles.shape[:2], -1)[..., :d_model]
+    sines, cosines = jnp.sin(angles), jnp.cos(angles)
+    if layout == "interleaved":
+        pairs = jnp.stack([sines, cosines], axis=-1)
+        return pairs.reshape(*angles.shape[:2], -1)[..., :d_model]
+    halves = jnp.concatenate([sines, cosines], axis=-1)[..., :d_model]
+    return jnp.pad(halves, ((0, 0), (0, 0), (0, d_model - halves.shape[-1])))
 
 
 def embed_token_types(

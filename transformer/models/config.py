@@ -6,7 +6,7 @@ import math
 from typing import Annotated
 
 from transformer.attention.mixer import MixerConfig
-from transformer.layers.activations import MaskedHeadActivation
+from transformer.layers.activations import MaskedHeadActivation, PoolerActivation
 from transformer.layers.moe import MoEConfig
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions, NoPosition, PositionEmbedding
@@ -38,6 +38,18 @@ class MaskedHeadConfig(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
+class PoolerConfig(Settings):
+    """Layer of a model with `pooler`: a linear layer, an activation and perhaps a norm."""
+
+    activation: PoolerActivation = "tanh"
+    """Activation of the linear layer: tanh in BERT, gelu in ELECTRA, relu in DistilBERT."""
+    bias: bool = True
+    """Add a bias to the linear layer."""
+    norm: NormConfig | None = None
+    """Norm of the result, as in ModernBERT; None: no norm."""
+
+
+@dataclasses.dataclass(frozen=True)
 class EncoderConfig(Settings):
     """Encoder of an encoder-decoder. Width, positions and precision come from the model."""
 
@@ -49,6 +61,9 @@ class EncoderConfig(Settings):
     """Norm of the encoder's output. Pre-norm stacks need one; post-norm stacks end with one."""
     vocab_size: Annotated[int, Bounds(0, 2**28)] = 0
     """Size of the source vocabulary. 0: source and target share vocabulary and embeddings."""
+    max_length: Annotated[int, Bounds(0, 2**24)] = 0
+    """Longest source, in tokens, of a model with learned positions, as in LED (Beltagy et al. 2020,
+    section 7). 0: as long as the target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +78,15 @@ class TransformerConfig(Settings):
     """L, number of layers; of the decoder in an encoder-decoder."""
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
     """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
+    share_layers: bool = False
+    """Use one set of weights for all layers at a place of the pattern, as ALBERT (Lan et al. 2020,
+    section 3.1) and the Universal Transformer (Dehghani et al. 2019) do."""
     position_embedding: PositionEmbedding = NoPosition()
     """Position embedding added to the token embeddings. RoPE and relative positions are settings
     of the attention layers instead."""
+    embedding_dim: Annotated[int, Bounds(0, 2**24)] = 0
+    """Width of the embeddings of tokens, positions and types, which a linear layer maps to D after
+    their norm (Lan et al. 2020, section 3.1; ELECTRA). For encoders. 0: D, without that layer."""
     scale_embeddings: bool = False
     """Multiply token embeddings by sqrt(D) (Vaswani et al. 2017, section 3.4)."""
     embedding_norm: NormConfig | None = None
@@ -77,7 +98,10 @@ class TransformerConfig(Settings):
     encoder: EncoderConfig | None = None
     """Encoder of an `EncoderDecoder`; None for other models."""
     pooler: bool = False
-    """Apply a linear layer and tanh to the pooled hidden state, as in BERT."""
+    """Apply the layer `pooler_layer` to the pooled hidden state, as BERT does; in a tagger, to that
+    of each token, as ModernBERT does."""
+    pooler_layer: PoolerConfig = PoolerConfig()
+    """Layer that `pooler` applies."""
     masked_head: MaskedHeadConfig = MaskedHeadConfig()
     """Head of a `MaskedLanguageModel`; other models ignore it."""
     tie_embeddings: bool = True
@@ -116,6 +140,11 @@ class TransformerConfig(Settings):
                 "TransformerConfig.logit_bias true: is for causal encoder-decoders only; set it to "
                 "false"
             )
+        if self.embedding_dim and (self.encoder is not None or self.causal):
+            raise ValueError(
+                f"TransformerConfig.embedding_dim {self.embedding_dim}: is for encoders only; set "
+                "it to 0, or causal to false"
+            )
         check_layers(self, self.d_model)
         for block in self.layer_pattern if self.causal else ():
             if isinstance(block.feed_forward, MoEConfig) and not block.feed_forward.causal:
@@ -127,6 +156,11 @@ class TransformerConfig(Settings):
             check_layers(self.encoder, self.d_model)
 
     # The properties are cached because models read them whenever they are applied.
+
+    @functools.cached_property
+    def embedding_width(self) -> int:
+        """Width of the rows of the embedding table, and of the input of the output matrix."""
+        return self.embedding_dim or self.d_model
 
     @functools.cached_property
     def padded_vocab_size(self) -> int:
@@ -149,6 +183,17 @@ class TransformerConfig(Settings):
         """Longest supported input (rows of learned positions); None: unlimited."""
         positions = self.position_embedding
         return positions.max_length if isinstance(positions, LearnedPositions) else None
+
+    @functools.cached_property
+    def source(self) -> "TransformerConfig":
+        """The config with the learned positions of the source."""
+        positions = self.position_embedding
+        if self.encoder is None or not self.encoder.max_length:
+            return self
+        if not isinstance(positions, LearnedPositions):
+            return self
+        longer = dataclasses.replace(positions, max_length=self.encoder.max_length)
+        return dataclasses.replace(self, position_embedding=longer)
 
     def pad_vocab_size(self, vocab_size: int) -> int:
         """Return the number of embedding rows of a vocabulary of this size."""

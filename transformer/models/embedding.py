@@ -1,5 +1,6 @@
 """Both ends of a model: embeddings of tokens, and logits over the vocabulary."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
 
 from transformer.layers.activations import cap_logits
-from transformer.layers.basic import apply_matrix, declare_table, dropout, fold_in
+from transformer.layers.basic import apply_linear, apply_matrix, declare_table, dropout, fold_in
 from transformer.layers.norms import Norm
 from transformer.layers.position_embedding import NoPosition, embed_positions, embed_token_types
 from transformer.model_context import ModelContext
@@ -18,7 +19,7 @@ from transformer.models.config import TransformerConfig
 def declare_embedding(
     module: nn.Module, name: str, num_rows: int, context: ModelContext
 ) -> Float[Array, "Vp D"]:
-    """Declare a token embedding of `module`."""
+    """Declare a token embedding of `module`, of width `context.d_model`."""
     return declare_table(
         module,
         name,
@@ -30,7 +31,7 @@ def declare_embedding(
 
 def embed_tokens(
     module: nn.Module,
-    embedding_table: Float[Array, "Vp D"],
+    embedding_table: Float[Array, "Vp De"],  # De: D, or `embedding_dim`
     tokens: Int[Array, "B T"],
     positions: Int[Array, "#B T"],
     token_types: Int[Array, "#B T"] | None,  # below `num_token_types`; None: all 0
@@ -39,16 +40,21 @@ def embed_tokens(
     config: TransformerConfig,
     context: ModelContext,
 ) -> Float[Array, "B T D"]:
-    """Sum token, position and token-type embeddings, then apply norm and dropout."""
+    """Sum token, position and token-type embeddings, then apply norm, dropout and projection."""
+    narrow = dataclasses.replace(context, d_model=config.embedding_width)
     # The rows of the table may be sharded, but not D: the gather picks whole rows.
     x = context.constrain(embedding_table, ("vocab", None))[tokens]
     if config.scale_embeddings:
         x = x * math.sqrt(config.d_model)
     if not isinstance(config.position_embedding, NoPosition):  # RoPE acts in the attention layers
-        x = x + embed_positions(module, positions, config.position_embedding, context)
+        x = x + embed_positions(module, positions, config.position_embedding, narrow)
     if config.num_token_types:
-        x = x + embed_token_types(module, token_types, config.num_token_types, context)
-    return finish_embedding(x.astype(config.precision.compute), dropout_rngs, config, context)
+        x = x + embed_token_types(module, token_types, config.num_token_types, narrow)
+    x = finish_embedding(x.astype(config.precision.compute), dropout_rngs, config, context)
+    if config.embedding_dim:
+        widths = {"embed": config.embedding_dim}, {"embed": config.d_model}
+        x = apply_linear(module, "embedding_projection", x, *widths, context, bias=True)
+    return x
 
 
 def finish_embedding(
@@ -93,7 +99,7 @@ def declare_output_matrix(
     matrix = declare_table(
         module,
         "output",
-        inputs={"embed": config.d_model},
+        inputs={"embed": config.embedding_width},
         outputs={"vocab": config.padded_vocab_size},
         context=context,
     )

@@ -113,7 +113,7 @@ class EncoderDecoder(Model):
         if source is not None:
             vocab_size = config.source_vocab_size
             check_token_ids("source", source, vocab_size, config.pad_vocab_size(vocab_size))
-            check_positions("source", source.shape[1], source_positions, config.max_length)
+            check_positions("source", source.shape[1], source_positions, config.source.max_length)
             # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
             encoder = Encoder(config, context, name="encoder")
             encoded = encoder(
@@ -220,7 +220,7 @@ class Encoder(nn.Module):
             positions,
             None,
             dropout_rngs,
-            config=config,
+            config=config.source,
             context=context,
         )
         mask = Mask(positions=positions, segments=segments)

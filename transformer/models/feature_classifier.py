@@ -21,6 +21,7 @@ from transformer.models.model import (
     reject_explicit_axes,
 )
 from transformer.models.requests import make_taps
+from transformer.models.stack import declare_shared_bias
 from transformer.taps import Outputs
 from transformer.validation import check_integer, check_positions, check_segments, check_shapes
 
@@ -102,6 +103,7 @@ class FeatureClassifier(Model):
             positions,
             mask,
             dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, config.layer_pattern, context),
             outputs=outputs,
             taps=make_taps(config, outputs, None).layers,
         )

@@ -8,7 +8,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Segments
+from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.basic import apply_linear, dropout
+from transformer.layers.norms import Norm
 from transformer.model_context import ModelContext
 from transformer.models.config import TransformerConfig
 from transformer.models.embedding import head_rngs
@@ -16,8 +18,8 @@ from transformer.models.model import LOGITS, Model, ModelOutput
 from transformer.taps import Edit, Outputs
 from transformer.validation import check_integer
 
-Pooling = Literal["first", "mean", "max"]
-"""Vector of a sequence: that of its first token, the mean or the maximum of all."""
+Pooling = Literal["first", "last", "mean", "max"]
+"""Vector of a sequence: that of its first or last token, the mean or the maximum of all."""
 
 
 def check_head(num_classes: int, head_dropout: float) -> None:
@@ -47,19 +49,45 @@ def pool_sequence(
     config: TransformerConfig,
     context: ModelContext,
 ) -> Float[Array, "B D"]:
-    """Return one vector for each sequence: of its first token ([CLS]), the mean or the maximum.
+    """Return one vector for each sequence: of its first ([CLS]) or last token, mean or maximum.
 
-    "max" is the maximum of each feature over the tokens (Collobert et al. 2011, section 3.3.2).
-    With `config.pooler` a linear layer `pooler` of `module` and tanh follow, as in BERT.
+    "last" is the last token that is not padding, as in decoders. "max" is the maximum of each
+    feature over the tokens (Collobert et al. 2011, section 3.3.2). With `config.pooler` a layer
+    `pooler` of `module` follows, as in BERT.
     """
-    if pooling == "first":
-        pooled = x[:, :1]
-    else:
-        pooled = masked_mean(x, segments) if pooling == "mean" else masked_max(x, segments)
-    if config.pooler:
-        width = {"embed": config.d_model}
-        pooled = jnp.tanh(apply_linear(module, "pooler", pooled, width, width, context, bias=True))
-    return pooled[:, 0]
+    match pooling:
+        case "first":
+            pooled = x[:, :1]
+        case "last":
+            pooled = last_token(x, segments)
+        case "mean":
+            pooled = masked_mean(x, segments)
+        case _:
+            pooled = masked_max(x, segments)
+    return apply_pooler(module, pooled, config, context)[:, 0]
+
+
+def apply_pooler(
+    module: nn.Module, x: Float[Array, "B T D"], config: TransformerConfig, context: ModelContext
+) -> Float[Array, "B T D"]:
+    """Apply the layer `pooler` of `module`, if the model has one."""
+    if not config.pooler:
+        return x
+    layer, width = config.pooler_layer, {"embed": config.d_model}
+    x = apply_linear(module, "pooler", x, width, width, context, bias=layer.bias)
+    x = jnp.tanh(x) if layer.activation == "tanh" else ACTIVATIONS[layer.activation](x)
+    return x if layer.norm is None else Norm(layer.norm, context, name="pooler_norm")(x)
+
+
+def last_token(
+    x: Float[Array, "B T D"],
+    segments: Int[Array, "B T"] | None,  # 0 is padding
+) -> Float[Array, "B 1 D"]:
+    """Return the last token that is not padding; the first one if all are."""
+    if segments is None:
+        return x[:, -1:]
+    index = jnp.max(jnp.arange(x.shape[1])[None] * (segments != 0), axis=1)
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)
 
 
 def masked_mean(
@@ -94,8 +122,9 @@ class Classifier(Model):
     """
 
     num_classes: int = 2  # C
-    pooling: Pooling = "first"  # vector of a sequence: its first token's, the mean or the maximum
+    pooling: Pooling = "first"  # vector of a sequence
     head_dropout: float = 0.0  # dropout rate of the pooled vector
+    head_bias: bool = True  # add a bias to each logit
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -132,7 +161,8 @@ class Classifier(Model):
         rngs = head_rngs(output.dropout_rngs, context)
         pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
-        logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
+        bias = self.head_bias
+        logits = apply_linear(self, "head", pooled, embed, classes, context, bias=bias)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)
 
 
@@ -170,7 +200,15 @@ class Tagger(Model):
             outputs=outputs,
             edits=edits,
         )
-        x = dropout(output.x, self.head_dropout, head_rngs(output.dropout_rngs, context))
+        x = apply_pooler(self, output.x, config, context)
+        x = dropout(x, self.head_dropout, head_rngs(output.dropout_rngs, context))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", x, embed, classes, context, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)
+
+
+class QuestionAnswerer(Tagger):
+    """A tagger whose two logits of each token say that an answer starts there, and ends there.
+
+    Devlin et al. 2019, section 4.2.
+    """

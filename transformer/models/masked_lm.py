@@ -59,7 +59,8 @@ class MaskedLanguageModel(Model):
             # Unused here, but published checkpoints have its weights: it must be declared.
             pool_sequence(self, x, segments, "first", config, context)
         head = config.masked_head
-        x = apply_linear(self, "head", x, embed, embed, context, bias=head.bias)
+        narrow = {"embed": config.embedding_width}  # that of the table, to which it may be tied
+        x = apply_linear(self, "head", x, embed, narrow, context, bias=head.bias)
         x = ACTIVATIONS[head.activation](x)
         x = Norm(config.embedding_norm or NormConfig(), context, name="head_norm")(x)
         matrix = declare_output_matrix(self, output.embedding_table, config, context)

@@ -1,5 +1,6 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -26,7 +27,7 @@ from transformer.models.block import Memory
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.embedding import declare_embedding, embed_tokens
 from transformer.models.requests import make_taps
-from transformer.models.stack import Stack, StackOutput
+from transformer.models.stack import Stack, StackOutput, declare_shared_bias
 from transformer.taps import Edit, Outputs
 from transformer.validation import (
     check_integer,
@@ -66,7 +67,7 @@ class BackboneOutput(NamedTuple):
     x: Float[Array, "B T D"]
     cache: tuple[Any, ...] | None
     aux: tuple[dict[str, jax.Array], ...]
-    embedding_table: Float[Array, "Vp D"]
+    embedding_table: Float[Array, "Vp De"]
     dropout_rngs: Key[Array, "B"] | None  # one for each example
 
 
@@ -133,6 +134,7 @@ class Model(nn.Module):
             initialization=config.initialization,
             hardware=self.hardware,
             constrain=self.constrain,
+            share_layers=config.share_layers,
         )
 
     def example_rngs(
@@ -199,7 +201,8 @@ class Model(nn.Module):
                 "TransformerConfig.num_token_types is the number of types"
             )
         positions = positions_or_arange(positions, tokens.shape[1])
-        table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
+        narrow = dataclasses.replace(context, d_model=config.embedding_width)
+        table = declare_embedding(self, "embedding", config.padded_vocab_size, narrow)
         reject_explicit_axes(tokens=tokens, params=table)
         x = embed_tokens(
             self,
@@ -225,6 +228,7 @@ class Model(nn.Module):
             mask,
             cache=cache,
             dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, config.layer_pattern, context),
             outputs=outputs,
             taps=make_taps(config, outputs, edits).layers,
         )

@@ -164,6 +164,7 @@ class Stack(nn.Module):
         # In the order of the pattern: Linen derives initial values from the order of declaration.
         stacks = [self.stacked_layers(place) for place in range(num_places)]
         cache, dropout_rngs = inputs.cache, inputs.dropout_rngs
+        shared = self.context.share_layers
         caches = [None] * num_layers if cache is None else list(cache)
         aux: list[list[Any]] = [[] for _ in range(num_places)]
 
@@ -199,6 +200,8 @@ class Stack(nn.Module):
         ) -> tuple[jax.Array, list[dict[str, Any]]]:
             aux_of_places = []
             for place, layer in enumerate(layers):
+                if shared:
+                    layer = layer._replace(weights=_at(stacks[place].weights, 0))
                 x, _, layer_aux = run_layer(place, layer, x, None, scanned=True)
                 aux_of_places.append(layer_aux)
             return x, aux_of_places
@@ -209,7 +212,9 @@ class Stack(nn.Module):
         if num_scanned:
             # The first places of the pattern may have one layer more: the remainder, run below.
             repetitions = num_scanned // num_places
-            scanned = [jax.tree.map(lambda leaf: leaf[:repetitions], stack) for stack in stacks]
+            # Shared weights are the same in each repetition: not among what the scan slices.
+            differing = [stack._replace(weights=None) if shared else stack for stack in stacks]
+            scanned = [jax.tree.map(lambda leaf: leaf[:repetitions], each) for each in differing]
             # The scan slices the leading axis of all leaves: weights, constants and layer numbers.
             x, scanned_aux = jax.lax.scan(run_repetition, x, scanned)
             aux = [[place_aux] for place_aux in scanned_aux]
@@ -217,12 +222,12 @@ class Stack(nn.Module):
             place = layer_index % num_places
             index = layer_index // num_places
             weights, constants, _ = stacks[place]
+            weights_index = 0 if shared else index
             if unstacked or cache is not None:  # x orders the copies: one layer in memory at a time
-                weights = select_for_decoding(weights, index, x)
+                weights = select_for_decoding(weights, weights_index, x)
             else:
-                weights = jax.tree.map(lambda leaf, index=index: leaf[index], weights)
-            constants = jax.tree.map(lambda leaf, index=index: leaf[index], constants)
-            layer = LayerInputs(weights, constants, layer_index)
+                weights = _at(weights, weights_index)
+            layer = LayerInputs(weights, _at(constants, index), layer_index)
             output = run_layer(place, layer, x, caches[layer_index], scanned=False)
             x, caches[layer_index] = output.x, output.cache
             # With a leading axis, like the stacked result of a scan, to which it is appended.
@@ -266,11 +271,12 @@ class Stack(nn.Module):
             # Slices of the stacked arrays would leave layers out, or repeat the last one.
             is_unstacked = isinstance(weights, UnstackedLayers)
             stacks = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
+            num_stacked = 1 if context.share_layers else len(indices)
             for stack in stacks:
-                if len(stack) != len(indices):
+                if len(stack) != num_stacked:
                     raise ValueError(
                         f"parameters layers/{name}: have {len(stack)} layers, but the model has "
-                        f"{len(indices)}; give the parameters of this configuration"
+                        f"{num_stacked}; give the parameters of this configuration"
                     )
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
@@ -278,6 +284,11 @@ class Stack(nn.Module):
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         return LayerInputs(weights, _combine_trees(jnp.stack, constants), jnp.array(indices))
+
+
+def _at(tree: Any, index: int) -> Any:
+    """Return the values of one layer from arrays that are stacked over layers."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def _combine_trees(
@@ -311,7 +322,8 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
 
     # `vmap` and not a loop: one traced layer, whatever the depth. Its new first axis is the
     # stack's, which the names of the boxes do not have yet.
-    indices = jnp.arange(place, context.num_layers, len(pattern))
+    num_layers = place + 1 if context.share_layers else context.num_layers
+    indices = jnp.arange(place, num_layers, len(pattern))
     weights = jax.vmap(init_layer)(indices)
     if not records_axes():
         return weights

@@ -312,12 +312,12 @@ def test_a_class_with_another_head_is_read_as_far_as_its_body_goes(tmp_path: Pat
     def give_another_head(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith("cls.")]:
             del tensors[name]
-        tensors["qa_outputs.weight"] = np.zeros((2, 24), np.float32)
+        tensors["relation.weight"] = np.zeros((2, 24), np.float32)
 
-    folder = copy_of("bert-mlm", tmp_path, architectures=["BertForQuestionAnswering"])
+    folder = copy_of("bert-mlm", tmp_path, architectures=["BertForNextSentencePrediction"])
     pretrained, params = read_model(with_tensors(folder, give_another_head))
     [note] = pretrained.notes
-    assert "is read as BertForMaskedLM; without qa_outputs.weight; not in the files" in note
+    assert "is read as BertForMaskedLM; without relation.weight; not in the files" in note
     _, whole = read_model(FIXTURES / "bert-mlm")
     assert params.keys() == whole.keys()
     jax.tree.map(np.testing.assert_array_equal, params["layers"], whole["layers"])

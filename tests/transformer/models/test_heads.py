@@ -22,6 +22,8 @@ from transformer import (
     Tagger,
     TransformerConfig,
 )
+from transformer.inspection import layer_values
+from transformer.models.config import PoolerConfig
 
 T, V, ROWS, D, C = 5, 13, 16, 6, 3
 EPSILON = 1e-3
@@ -52,8 +54,9 @@ SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
 TYPES = array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
 IS_TOKEN = SEGMENTS == 1
 
-FIRST, MEAN, MAX = (
+FIRST, LAST, MEAN, MAX = (
     Classifier(CONFIG, num_classes=C, pooling="first"),
+    Classifier(CONFIG, num_classes=C, pooling="last", head_bias=False),
     Classifier(CONFIG, num_classes=C, pooling="mean"),
     Classifier(CONFIG, num_classes=C, pooling="max"),
 )
@@ -96,6 +99,13 @@ def test_classifier_reads_the_first_token() -> None:
     assert_close(apply_model(FIRST).logits, x @ params["head"] + params["head_bias"])
 
 
+def test_last_token_is_the_last_that_is_no_padding() -> None:
+    _, params = make_model(LAST)
+    assert "head_bias" not in params
+    x = expected_hidden(params)[np.arange(3), [4, 2, 1]]
+    assert_close(apply_model(LAST).logits, x @ params["head"])
+
+
 @pytest.mark.parametrize(
     "is_token", [IS_TOKEN, IS_TOKEN & (np.arange(T) != 1)], ids=["padding", "gaps"]
 )
@@ -123,6 +133,20 @@ def test_pooler_is_linear_and_tanh() -> None:
     assert_close(apply_model(TANH).logits, pooled @ params["head"] + params["head_bias"])
 
 
+@pytest.mark.parametrize("kind", [Classifier, Tagger])
+def test_pooler_layer_has_an_activation_and_a_norm(kind: Any) -> None:
+    layer = PoolerConfig("relu", bias=False, norm=NormConfig(epsilon=EPSILON))
+    model = kind(dataclasses.replace(POOLED, pooler_layer=layer), num_classes=C)
+    _, params = make_model(model)
+    x = np.maximum(expected_hidden(params) @ params["pooler"], 0)
+    logits = expected_norm(x, params["pooler_norm"]) @ params["head"] + params["head_bias"]
+    found = np.asarray(apply_model(model).logits)
+    if kind is Classifier:
+        assert_close(found, logits[:, 0])
+    else:
+        assert_close(found[IS_TOKEN], logits[IS_TOKEN])
+
+
 def test_tagger_reads_each_token() -> None:
     _, params = make_model(TAGGER)
     x = expected_hidden(params)
@@ -147,6 +171,28 @@ def test_masked_lm_head_matches_formula(
     assert_close(np.asarray(out.hidden)[IS_TOKEN], x[IS_TOKEN])
     assert_close(np.asarray(out.logits)[IS_TOKEN], logits[IS_TOKEN][:, :V])
     assert out.logits.shape == (*TOKENS.shape, V)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_narrow_embeddings_are_projected_to_the_width(tied: bool) -> None:
+    """Lan et al. 2020, section 3.1: the norm is of the narrow sum, and the head ends with E."""
+    width = 4
+    config = dataclasses.replace(CONFIG, embedding_dim=width, tie_embeddings=tied, num_layers=1)
+    model = MaskedLanguageModel(config)
+    _, params = make_model(model)
+    assert params["embedding"].shape == (ROWS, width)
+    assert params["embedding_projection"].shape == (width, D)
+    if not tied:
+        assert params["output"].shape == (width, ROWS)
+    x = params["embedding"][TOKENS] + params["positions"][None, :T] + params["types"][TYPES]
+    x = expected_norm(x, params["embedding_norm"])
+    x = x @ params["embedding_projection"] + params["embedding_projection_bias"]
+    entering = apply_model(model, outputs=frozenset({"residual_pre", "logits"}))
+    assert_close(layer_values(entering, "residual_pre")[0], x)
+    assert entering.hidden.shape == (*TOKENS.shape, width)
+    matrix = params["embedding"].T if tied else params["output"]
+    logits = np.asarray(entering.hidden) @ matrix + params["head_output_bias"]
+    assert_close(np.asarray(entering.logits), logits[..., :V])
 
 
 def test_vocabulary_logits_are_computed_on_request() -> None:
@@ -192,8 +238,8 @@ def test_invalid_heads_and_inputs_raise() -> None:
         Classifier(CONFIG, num_classes=0)
     with pytest.raises(ValueError, match="num_classes -1"):
         Tagger(CONFIG, num_classes=-1)
-    with pytest.raises(ValueError, match="pooling last"):
-        Classifier(CONFIG, pooling="last")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pooling median"):
+        Classifier(CONFIG, pooling="median")  # type: ignore[arg-type]
     for model in (FIRST, TAGGER, MASKED):
         with pytest.raises(ValueError, match="8 tokens: the table of learned positions has 7 rows"):
             jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, T + 3), int))

@@ -70,12 +70,29 @@ def test_shared_table_equals_equal_tables_with_summed_gradients() -> None:
         assert np.abs(table).max() > 0
 
 
-def test_shared_bias_with_other_positions_raises() -> None:
+def test_language_model_with_a_shared_table_decodes_from_a_cache() -> None:
+    block = dataclasses.replace(make_config(True).layer_pattern[0], cross_attention=None)
+    config = dataclasses.replace(make_config(True), encoder=None, layer_pattern=(block,))
+    model = LanguageModel(config)
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
+    assert params["position_bias"].shape == (4, 2)
+    tokens = jnp.arange(7)[None]
+    full = model.apply({"params": params}, tokens).logits
+    cache, positions = model.init_cache(1, 7), jnp.arange(7)[None]
+    for part in (slice(0, 5), slice(5, 7)):
+        output = model.apply(
+            {"params": params}, tokens[:, part], positions=positions[:, part], cache=cache
+        )
+        cache = output.cache
+        assert full is not None
+        assert output.logits is not None
+        np.testing.assert_allclose(output.logits, full[:, part], rtol=1e-4, atol=1e-5)
+    changed = params | {"position_bias": params["position_bias"] + jnp.eye(4, 2)}
+    assert np.abs(np.asarray(model.apply({"params": changed}, tokens).logits) - full).max() > 0.01
+
+
+def test_shared_bias_of_several_shapes_raises() -> None:
     config = make_config(True)
-    block = dataclasses.replace(config.layer_pattern[0], cross_attention=None)
-    alone = dataclasses.replace(config, encoder=None, layer_pattern=(block,))
-    with pytest.raises(ValueError, match="only encoder-decoders have a table for all layers"):
-        jax.eval_shape(LanguageModel(alone).init_params, jax.random.key(0))
     other = make_config(True, buckets=6).layer_pattern[0]
     mixed = dataclasses.replace(config, layer_pattern=(config.layer_pattern[0], other))
     with pytest.raises(ValueError, match="the layers have different buckets or heads"):

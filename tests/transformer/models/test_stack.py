@@ -21,6 +21,7 @@ from transformer import (
     Hardware,
     IdentityConfig,
     Initialization,
+    LanguageModel,
     Mask,
     MaskPattern,
     Mixer,
@@ -28,14 +29,17 @@ from transformer import (
     MixerOutput,
     NormConfig,
     Precision,
+    TransformerConfig,
 )
 from transformer.attention.mixer import MixerInputs
+from transformer.flops import count_token_flops
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.logical_axes import abstract_weights
 from transformer.model_context import ModelContext
 from transformer.models.block import Memory
 from transformer.models.stack import LayerLoop, RematPolicy, Stack
-from transformer.models.unstacked import unstack_layers
+from transformer.models.unstacked import unstack_for_decoding, unstack_layers
+from transformer.parameter_counts import count_parameters
 
 B, T, D = 2, 3, 6
 RNGS = jax.random.split(jax.random.key(0), B)
@@ -260,3 +264,51 @@ def test_training_on_a_cpu_recomputes_attention() -> None:
         memory.append(analysis.temp_size_in_bytes)
     assert_trees_close(gradients[1], gradients[0])
     assert memory[1] < 0.6 * memory[0]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_shared_layers_equal_equal_layers_with_summed_gradients(loop: LayerLoop) -> None:
+    """Five layers over two places: two sets of weights."""
+    blocks = (ATTENDING, dataclasses.replace(ATTENDING, norm_placement="post"))
+    separate = stack(5, *blocks, loop=loop)
+    shared = separate.clone(context=dataclasses.replace(separate.context, share_layers=True))
+    params = params_of(shared)
+    assert {len(leaf) for leaf in jax.tree.leaves(params)} == {1}
+
+    def repeat(params: Any) -> Any:
+        return {
+            name: jax.tree.map(lambda leaf, n=n: jnp.repeat(leaf, n, axis=0), params[name])
+            for name, n in (("place_0", 3), ("place_1", 2))
+        }
+
+    def loss(params: Any, module: Stack) -> jax.Array:
+        weights = repeat(params) if module is separate else params
+        return jnp.square(apply_stack(module, weights, RNGS).x).sum()
+
+    gradients = [jax.grad(loss)(params, module) for module in (shared, separate)]
+    assert_close(apply_stack(shared, params).x, apply_stack(separate, repeat(params)).x)
+    assert_trees_close(*gradients)
+
+
+def test_shared_layers_decode_from_a_cache_and_count_once() -> None:
+    config = TransformerConfig(
+        vocab_size=11, d_model=D, num_layers=3, layer_pattern=(ATTENDING,), share_layers=True
+    )
+    model = LanguageModel(config)
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
+    tokens = jnp.arange(7)[None]
+    full: Any = model.apply({"params": params}, tokens).logits
+    cache = model.init_cache(1, 7)
+    for weights in (params, unstack_for_decoding(params)):
+        for part in (slice(0, 5), slice(5, 7)):
+            positions = jnp.arange(7)[None, part]
+            output = model.apply(
+                {"params": weights}, tokens[:, part], positions=positions, cache=cache
+            )
+            assert_close(output.logits, full[:, part])
+            cache = output.cache
+        cache = model.init_cache(1, 7)
+    separate = LanguageModel(dataclasses.replace(config, share_layers=False))
+    assert count_token_flops(model, 7) == count_token_flops(separate, 7)
+    counts = [count_parameters(each).by_part["feed_forward"] for each in (model, separate)]
+    assert counts[0] * 3 == counts[1]

@@ -119,6 +119,15 @@ LONG_ROPE = dict(
     short_factor=[1.0, 1.25, 2.0],
     long_factor=[1.5, 2.0, 7.0],
 )
+SMOLLM3 = LLAMA | dict(num_hidden_layers=3)
+GRANITE = dict(
+    embedding_multiplier=6.0,
+    residual_multiplier=0.22,
+    attention_multiplier=0.3,
+    logits_scaling=7.0,
+)
+OLMO3 = LLAMA | dict(sliding_window=5, num_hidden_layers=5)
+QWEN_MOE = LLAMA | dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=12)
 GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=5)
 MODERNBERT = NEOX | dict(
     num_hidden_layers=4,
@@ -324,6 +333,152 @@ VARIANTS = (
                 full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
                 sliding_attention=dict(rope_type="default", rope_theta=1e4),
             ),
+        ),
+    ),
+    *_decoders(
+        "starcoder2",
+        "Starcoder2",
+        LLAMA,
+        window=LOCAL,
+        untied=dict(tie_word_embeddings=False, use_bias=False, num_key_value_heads=1),
+        relu=dict(hidden_act="relu", num_attention_heads=3, num_key_value_heads=3, norm_epsilon=0.1)
+        | _rope("linear", factor=3.0),
+    ),
+    *_decoders(
+        "smollm3",
+        "SmolLM3",
+        SMOLLM3,
+        interval=dict(no_rope_layer_interval=2),
+        window=dict(
+            no_rope_layers=[0, 1, 1, 0],
+            use_sliding_window=True,
+            sliding_window=5,
+            tie_word_embeddings=False,
+            attention_bias=True,
+        ),
+        kinds=dict(
+            no_rope_layers=[1, 0, 1, 1],
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            sliding_window=5,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            mlp_bias=True,
+        )
+        | _rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    *_decoders(
+        "granite",
+        "Granite",
+        LLAMA,
+        factors=GRANITE,
+        tied=dict(tie_word_embeddings=True, num_key_value_heads=4, attention_multiplier=0.0625),
+        biases=GRANITE
+        | dict(attention_bias=True, mlp_bias=True, head_dim=10, num_key_value_heads=1),
+    ),
+    *_decoders(
+        "olmo2",
+        "Olmo2",
+        LLAMA,
+        joint={},
+        tied=dict(tie_word_embeddings=True, num_attention_heads=3, num_key_value_heads=3),
+        biases=dict(attention_bias=True, num_key_value_heads=1, num_hidden_layers=3, head_dim=10)
+        | _rope("linear", factor=3.0),
+    ),
+    *_decoders(
+        "olmo3",
+        "Olmo3",
+        OLMO3,
+        window={},
+        yarn=dict(
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            layer_types=["full_attention", *["sliding_attention"] * 4],
+            rope_parameters=dict(
+                full_attention=dict(
+                    rope_type="yarn",
+                    rope_theta=500.0,
+                    factor=4.0,
+                    original_max_position_embeddings=16,
+                ),
+                sliding_attention=dict(rope_type="default", rope_theta=1e4),
+            ),
+        ),
+        full=dict(
+            layer_types=["full_attention"] * 5, tie_word_embeddings=True, attention_bias=True
+        ),
+    ),
+    *_decoders(
+        "nemotron",
+        "Nemotron",
+        LLAMA,
+        partial=dict(head_dim=12, num_attention_heads=3, num_key_value_heads=1),
+        tied=dict(tie_word_embeddings=True, hidden_act="gelu", head_dim=8),
+        biases=dict(attention_bias=True, mlp_bias=True, num_hidden_layers=3)
+        | _rope("default", partial_rotary_factor=1.0),
+    ),
+    *_decoders(
+        "stablelm",
+        "StableLm",
+        LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3},
+        partial={},
+        norms=dict(qk_layernorm=True, num_attention_heads=6, num_key_value_heads=2)
+        | _rope("default", partial_rotary_factor=0.5),
+        tied=dict(tie_word_embeddings=True, use_qkv_bias=True, layer_norm_eps=0.1)
+        | _rope("default", partial_rotary_factor=1.0),
+    ),
+    *_decoders(
+        "qwen3moe",
+        "Qwen3Moe",
+        QWEN_MOE,
+        experts=dict(head_dim=6),
+        plain=dict(
+            mlp_only_layers=[0], num_hidden_layers=3, norm_topk_prob=True, num_key_value_heads=1
+        ),
+        window=dict(
+            use_sliding_window=True,
+            sliding_window=5,
+            decoder_sparse_step=2,
+            num_hidden_layers=4,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            head_dim=10,
+        ),
+    ),
+    *_decoders(
+        "qwen2moe",
+        "Qwen2Moe",
+        QWEN_MOE | {"shared_expert_intermediate_size": 18},
+        shared={},
+        plain=dict(
+            mlp_only_layers=[1],
+            num_hidden_layers=3,
+            norm_topk_prob=True,
+            qkv_bias=False,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+        ),
+        window=dict(
+            use_sliding_window=True,
+            sliding_window=5,
+            max_window_layers=3,
+            num_hidden_layers=4,
+            num_experts_per_tok=1,
+            tie_word_embeddings=True,
+        ),
+    ),
+    *_decoders(
+        "exaone4",
+        "Exaone4",
+        LLAMA,
+        window=dict(num_hidden_layers=3, sliding_window=5, sliding_window_pattern=2),
+        full=dict(sliding_window=None, layer_types=["full_attention"] * 2, head_dim=10),
+        tied=dict(
+            tie_word_embeddings=True,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            sliding_window=5,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         ),
     ),
     *_decoders(

@@ -107,7 +107,7 @@ def keyword_reads(config_class: Any) -> dict[str, Any]:
     trees = [class_tree(config_class)]
     if hasattr(config_class, "rope_parameters"):
         own = "convert_rope_params_to_dict" in vars(config_class)
-        trees += [] if own else [class_tree(RotaryEmbeddingConfigMixin)]
+        trees = trees if own else [class_tree(RotaryEmbeddingConfigMixin), *trees]
     found: dict[str, Any] = {}
     for function in (node for tree in trees for node in ast.walk(tree)):
         if not isinstance(function, ast.FunctionDef):
@@ -128,7 +128,7 @@ def keyword_arguments(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("get", "pop")
+            and node.func.attr in ("get", "pop", "setdefault")
             and _name(node.func.value) == "kwargs"
             and isinstance(node.args[0], ast.Constant)
         ):
@@ -190,7 +190,9 @@ def fields_of_type(
                 undeclared[name] = evaluate(default, {})
         if any(_name(each) == "DynamicCache" for each in ast.walk(node)):
             reads += OF_THE_CACHE
-    own, aliases = declared(config_class), dict(config_class.attribute_map)
+    aliases = dict(config_class.attribute_map)
+    # Qwen3-MoE declares a field by its alias.
+    own = {aliases.get(name, name): value for name, value in declared(config_class).items()}
     defaults = undeclared | keyword_reads(config_class) | own
     read = {aliases.get(name, name) for name in reads} & defaults.keys()
     unread = own.keys() - read - common

@@ -57,7 +57,8 @@ def test_layer_pattern_with_different_places() -> None:
 
 
 def test_active_parameters_of_experts() -> None:
-    mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=FeedForwardConfig(d_ff=13))
+    part = FeedForwardConfig(d_ff=13)
+    mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=part)
     block = BlockConfig(mixer=MIXER, feed_forward=mixture)
     counted = count_parameters(
         LanguageModel(dataclasses.replace(TINY, layer_pattern=(*TINY.layer_pattern, block)))
@@ -65,6 +66,13 @@ def test_active_parameters_of_experts() -> None:
     expert = 7 * 13 + 13 + 13 * 7 + 7
     assert counted.by_part["feed_forward"] == 2 * expert + 5 * expert + 7 * 5
     assert counted.active == counted.total - 3 * expert
+    mixture = dataclasses.replace(mixture, shared_expert=part, shared_expert_gate=True)
+    block = dataclasses.replace(block, feed_forward=mixture)
+    shared = count_parameters(
+        LanguageModel(dataclasses.replace(TINY, layer_pattern=(*TINY.layer_pattern, block)))
+    )
+    assert shared.total == counted.total + expert + 7
+    assert shared.active == counted.active + expert + 7
     assert count_parameters(LanguageModel(TINY)).active == 2414
 
 

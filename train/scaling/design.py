@@ -243,8 +243,12 @@ def _scale_block(block: BlockConfig, old: int, new: int) -> BlockConfig:
     scaled = {name: count * new // old for name, count in counts.items() if count}
     feed_forward = block.feed_forward
     if isinstance(feed_forward, MoEConfig):
-        expert = _scale_feed_forward(feed_forward.expert, old, new)
-        feed_forward = dataclasses.replace(feed_forward, expert=expert)
+        expert, shared = feed_forward.expert, feed_forward.shared_expert
+        feed_forward = dataclasses.replace(
+            feed_forward,
+            expert=_scale_feed_forward(expert, old, new),
+            shared_expert=None if shared is None else _scale_feed_forward(shared, old, new),
+        )
     elif feed_forward is not None:
         feed_forward = _scale_feed_forward(feed_forward, old, new)
     mixer = dataclasses.replace(mixer, **scaled)

@@ -4,7 +4,7 @@ Every attention mixer uses them with the same parameter names, so the weights of
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -23,6 +23,8 @@ from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
 from transformer.layers.position_embedding import NO_POSITION, NoPosition
 from transformer.validation import Bounds, Mark
+
+HeadNorms = Literal["shared", "separate", "joint"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,10 @@ class MultiHeadConfig(MixerConfig):
     queries, keys and values."""
     qk_norm: NormConfig | None = None
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
+    qk_norm_heads: HeadNorms = "shared"
+    """`shared`: each head is normalized by itself, and all have the same gain [H] (Qwen3).
+    `separate`: each head has a gain of its own (StableLM 2). `joint`: all heads are normalized as
+    one vector of N H or K H entries (OLMo 2, Walsh et al. 2025)."""
     position: NoPosition | RoPE = NO_POSITION
     """Position information of queries and keys, as they are projected: before a feature map, or a
     projection of the length. Cross attention ignores it."""
@@ -53,6 +59,11 @@ class MultiHeadConfig(MixerConfig):
             raise ValueError(
                 f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: does not divide "
                 f"num_heads {self.num_heads}; give a divisor of it"
+            )
+        if self.qk_norm is None and self.qk_norm_heads != "shared":
+            raise ValueError(
+                f"{type(self).__name__}.qk_norm_heads {self.qk_norm_heads}: there is no norm of "
+                "queries and keys; give qk_norm, or leave it at shared"
             )
 
     def check_d_model(self, d_model: int) -> None:
@@ -233,14 +244,16 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     norm: NormConfig | None,
 ) -> Float[Array, "B T heads H"]:
-    """Project x to heads and apply a norm to each; heads share one gain."""
-    context = mixer.context
+    """Project x to heads and apply a norm to them."""
+    config, context = mixer.config, mixer.context
     embed = {"embed": context.d_model}
-    heads = apply_linear(mixer, name, x, embed, axes, context, bias=mixer.config.bias)
+    heads = apply_linear(mixer, name, x, embed, axes, context, bias=config.bias)
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
     if norm is None:
         return heads
-    return Norm(norm, context, "head", parent=mixer, name=f"{name}_norm")(heads)
+    gain_axes = ("head",) if config.qk_norm_heads == "shared" else tuple(axes)
+    joint = config.qk_norm_heads == "joint"
+    return Norm(norm, context, gain_axes, joint, parent=mixer, name=f"{name}_norm")(heads)
 
 
 def combine_heads(

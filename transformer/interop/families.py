@@ -23,20 +23,25 @@ from transformer.interop.bert import (
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.layer_norm_decoders import NEMOTRON, STABLELM, STARCODER2
 from transformer.interop.llama import (
     GEMMA,
     GEMMA2,
     GEMMA3,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     MISTRAL,
     MIXTRAL,
     PHI3,
     QWEN2,
     QWEN3,
+    SMOLLM3,
 )
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.multimodal import MULTIMODAL
+from transformer.interop.olmo import EXAONE4, OLMO2, OLMO3
+from transformer.interop.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from transformer.interop.seq2seq import (
     BART,
     LED,
@@ -85,6 +90,16 @@ FAMILIES: dict[str, Family] = {
         GPT_NEOX,
         BLOOM,
         OPT,
+        STARCODER2,
+        SMOLLM3,
+        GRANITE,
+        OLMO2,
+        OLMO3,
+        NEMOTRON,
+        STABLELM,
+        QWEN3_MOE,
+        QWEN2_MOE,
+        EXAONE4,
         BERT,
         ROBERTA,
         XLM_ROBERTA,
@@ -119,10 +134,7 @@ REFUSED = {
     "gptj": "its output matrix has a bias and its layers one norm",
     "mamba": "it is a state-space model",
     "ministral3": "its queries grow with their positions (llama_4_scaling_beta)",
-    "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
     "phi": "its output matrix has a bias and its layers one norm",
-    "qwen2_moe": "it has shared experts with a gate of their own",
-    "qwen3_moe": "its layers mix experts and plain feed-forwards by index",
 }
 """Architectures that are asked for and not supported, with the reason."""
 
@@ -203,7 +215,7 @@ def fill_in(part: Any, d_model: int) -> Any:
             values["score"] = ScaledDotScore(float(head_dim))
     if isinstance(part, FeedForwardConfig):
         values["d_ff"] = resolve_d_ff(part, d_model)
-    if isinstance(part, NormConfig) and part.kind != "layer":  # it has no bias
+    if isinstance(part, NormConfig) and not part.is_centered:  # it has no bias
         values["bias"] = True
     return dataclasses.replace(part, **values)
 

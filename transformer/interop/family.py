@@ -4,6 +4,7 @@ A family has two tables, each written once and used in both directions: `setting
 a config.json to settings of this library, `weights` relates tensors to parameters.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
@@ -136,10 +137,15 @@ def name_of(choices: Mapping[Any, Any], value: Any) -> Any:
 
 
 def setting_at(part: Any, path: str) -> Any:
-    """Return the setting at a path; in a layer pattern, that of the first block."""
-    for name in path.split("."):
-        part = getattr(part[0] if isinstance(part, tuple) else part, name)
-    return part
+    """Return the setting at a path; in a layer pattern, that of the first block that has it."""
+    if isinstance(part, tuple):
+        for block in part[:-1]:
+            with contextlib.suppress(AttributeError):
+                return setting_at(block, path)
+        part = part[-1]
+    name, _, rest = path.partition(".")
+    value = getattr(part, name)
+    return setting_at(value, rest) if rest else value
 
 
 Config = TypeVar("Config", TransformerConfig, BlockConfig)

@@ -74,6 +74,8 @@ WITHOUT_EFFECT = frozenset(
         "return_dict",
         "slow_but_exact",
         "use_cache",
+        # Kinds of layers, where no layer_types name them: then it is read.
+        "sliding_window_pattern",
         # Lengths: of a table of positions, and of scaled RoPE, they are read.
         "max_position_embeddings",
         # Sparse attention, which is not read.

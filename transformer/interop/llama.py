@@ -1,8 +1,9 @@
-"""Llama and what has its layout: Mistral, Mixtral, Qwen2, Qwen3, Phi-3, Gemma 1 to 3 and gpt-oss.
+"""Llama and what has its layout: Mistral, Qwen, Phi-3, SmolLM3, Granite, Gemma and gpt-oss.
 
 All have RoPE, RMSNorm before each sublayer and a gated feed-forward without biases. They differ in
 a few settings: windows (Mistral), experts (Mixtral), biases of queries, keys and values (Qwen2),
-norms of queries and keys (Qwen3), and fused projections in the files (Phi-3).
+norms of queries and keys (Qwen3), fused projections in the files (Phi-3), layers without positions
+(SmolLM3), and factors of embeddings, sublayers, scores and logits (Granite).
 
 Gemma has scaled embeddings and gains of 1 + weight. Gemma 2 and 3 have norms after the sublayers
 too, and layers with a window between layers without; Gemma 2 caps its scores and logits, Gemma 3
@@ -27,6 +28,7 @@ from transformer.interop.family import (
     ACTIVATION_NAMES,
     COMMON,
     D_FF,
+    Architecture,
     Family,
     Setting,
     all_blocks,
@@ -51,6 +53,7 @@ from transformer.interop.weight_map import TABLE, AllExperts, Weight
 from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.moe import MoEConfig
 from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import NO_POSITION
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 
@@ -62,35 +65,47 @@ BLOCK = BlockConfig(
     mixer=AttentionConfig(bias=False, position=RoPE()), feed_forward=GATED_UNIT, norm=RMS
 )
 
-DECODER_SIZES = (
+EPSILON = ("final_norm.epsilon", "layer_pattern.norm.epsilon")
+
+ATTENTION_SIZES = (
     *COMMON,
     *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
     Setting("num_key_value_heads", "layer_pattern.mixer.num_kv_heads", null=0),
     Setting("head_dim", "layer_pattern.mixer.head_dim", null=0),
     Setting("attention_dropout", "layer_pattern.mixer.dropout"),
-    Setting("rms_norm_eps", ("final_norm.epsilon", "layer_pattern.norm.epsilon")),
 )
 """Settings of all families of this layout."""
+
+DECODER_SIZES = (*ATTENTION_SIZES, Setting("rms_norm_eps", EPSILON))
 
 FEED_FORWARD = (
     Setting("intermediate_size", D_FF, is_size=True),
     Setting("hidden_act", ACTIVATION, choices=ACTIVATION_NAMES),
 )
 
+GELU_TANH_NAMES = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION_NAMES}
+"""Activations, where the files call the approximation of GELU by the name of PyTorch."""
+
 EXPERT_D_FF = "layer_pattern.feed_forward.expert.d_ff"
 EXPERT_ACTIVATION = "layer_pattern.feed_forward.expert.activation"
 
-EXPERT_COUNTS = (
-    Setting("num_local_experts", "layer_pattern.feed_forward.num_experts", is_size=True),
-    Setting(
-        "num_experts_per_tok", "layer_pattern.feed_forward.num_experts_per_token", is_size=True
-    ),
-    Setting("router_aux_loss_coef", "layer_pattern.feed_forward.load_balance_loss_weight"),
-)
+
+def expert_counts(num_experts: str) -> tuple[Setting, ...]:
+    """Return the rules of the numbers of experts."""
+    part = "layer_pattern.feed_forward"
+    return (
+        Setting(num_experts, f"{part}.num_experts", is_size=True),
+        Setting("num_experts_per_tok", f"{part}.num_experts_per_token", is_size=True),
+        Setting("router_aux_loss_coef", f"{part}.load_balance_loss_weight"),
+    )
+
+
+EXPERT_COUNTS = expert_counts("num_local_experts")
 
 QK_EPSILON = Setting("rms_norm_eps", "layer_pattern.mixer.qk_norm.epsilon")
 
 ATTENTION_BIAS = Setting("attention_bias", "layer_pattern.mixer.bias")
+MLP_BIAS = Setting("mlp_bias", "layer_pattern.feed_forward.bias")
 
 DECODER: tuple[Setting | Rotary, ...] = (*DECODER_SIZES, *FEED_FORWARD, Rotary())
 
@@ -160,6 +175,23 @@ def write_windows(config: TransformerConfig) -> dict[str, Any]:
     return fields | ({"sliding_window": max(windows)} if max(windows) else {})
 
 
+def write_layer_ropes(config: TransformerConfig, everywhere: RoPE, local: RoPE) -> dict[str, Any]:
+    """Return the field of the rotary positions of both kinds of layers.
+
+    Args:
+      config: The model.
+      everywhere: Positions of layers without a window, where it has no such layers.
+      local: Positions of layers with a window, where it has no such layers.
+    """
+    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
+    ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
+    positions = {
+        "full_attention": ropes.get(False, everywhere),
+        "sliding_attention": ropes.get(True, local),
+    }
+    return write_ropes(positions)
+
+
 def _read_qwen(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     window, first = fields.take("sliding_window", 0), fields.take("max_window_layers")
     if not fields.take("use_sliding_window"):
@@ -182,6 +214,51 @@ def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
     scaling = getattr(getattr(config.layer_pattern[0].mixer, "position", None), "scaling", None)
     trained_length = getattr(scaling, "original_max_length", 4096)
     return write_window(config) | {"original_max_position_embeddings": trained_length}
+
+
+def _read_smollm3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    period = fields.take("no_rope_layer_interval")
+    default = [int((layer + 1) % period != 0) for layer in range(config.num_layers)]
+    rotated = fields.take("no_rope_layers", default)[: config.num_layers]
+    if len(rotated) < config.num_layers:
+        raise fields.unsupported("no_rope_layers", f"a number for each of {config.num_layers}")
+    window = fields.take("sliding_window", 0)
+    has_window = fields.take("use_sliding_window") and window
+    kinds = [
+        "sliding_attention" if has_window and not has_position else "full_attention"
+        for has_position in rotated
+    ]
+    attention: Any = config.layer_pattern[0].mixer
+    blocks = all_blocks(read_windows(fields, config, kinds, window, attention, attention))
+    for layer, has_position in enumerate(rotated):
+        if not has_position:
+            blocks[layer] = with_settings(blocks[layer], {"mixer.position": NO_POSITION})
+    return with_blocks(config, blocks)
+
+
+def _write_smollm3(config: TransformerConfig) -> dict[str, Any]:
+    positions = [getattr(block.mixer, "position", None) for block in all_blocks(config)]
+    rotated = [int(isinstance(position, RoPE)) for position in positions]
+    windows = write_windows(config)
+    return windows | {
+        "use_sliding_window": "sliding_window" in windows,
+        "no_rope_layers": rotated,
+    }
+
+
+def _read_granite(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    # Rounded, so that the divisor of a factor that was written is the same again.
+    divisor = float(f"{fields.take('attention_multiplier') ** -2:.12g}")
+    values = {
+        "layer_pattern.mixer.score": ScaledDotScore(divisor),
+        "logit_scale": 1 / fields.take("logits_scaling"),
+    }
+    return with_settings(config, values)
+
+
+def _write_granite(config: TransformerConfig) -> dict[str, Any]:
+    divisor = getattr(getattr(config.layer_pattern[0].mixer, "score", None), "divisor", 1.0)
+    return {"attention_multiplier": divisor**-0.5, "logits_scaling": 1 / config.logit_scale}
 
 
 # Weights.
@@ -212,7 +289,7 @@ GATED = tuple(
     for rule in linear(f"{LAYER}.mlp.{name}_proj", f"layers/feed_forward/{name}")
 )
 
-EXPERT = f"{LAYER}.block_sparse_moe.experts.{{expert}}"
+EXPERT = f"{LAYER}.block_sparse_moe.experts.{{index}}"
 
 EXPERTS = (
     Weight(f"{LAYER}.block_sparse_moe.gate.weight", "layers/feed_forward/router"),
@@ -243,7 +320,7 @@ LLAMA = Family(
     "llama",
     decoder_classes("Llama"),
     base=TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
-    settings=(*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
+    settings=(*DECODER, ATTENTION_BIAS, MLP_BIAS),
     weights=(*ENDS, *NORMS, *ATTENTION, *GATED),
     prefix="model.",
     ignored=ROTARY_BUFFERS,
@@ -317,12 +394,32 @@ PHI3 = dataclasses.replace(
     write_rest=_write_phi3,
 )
 
+SMOLLM3 = dataclasses.replace(
+    LLAMA,
+    model_type="smollm3",
+    architectures=decoder_classes("SmolLM3"),
+    constants={"pad_token_id": None},  # the default, 128004, may be beyond the vocabulary
+    read_rest=_read_smollm3,
+    write_rest=_write_smollm3,
+)
+
+GRANITE = dataclasses.replace(
+    LLAMA,
+    model_type="granite",
+    architectures=(Architecture("GraniteForCausalLM", "language_model"),),
+    settings=(
+        *LLAMA.settings,
+        Setting("embedding_multiplier", "embedding_scale"),
+        Setting("residual_multiplier", "layer_pattern.residual_scale"),
+    ),
+    read_rest=_read_granite,
+    write_rest=_write_granite,
+)
+
 
 # Gemma.
 
 RMS_OFFSET = NormConfig(kind="rms_offset")
-
-GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION_NAMES}
 
 
 def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig:
@@ -362,11 +459,7 @@ def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
-    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
-    ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
-    local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
-    positions = {"full_attention": everywhere, "sliding_attention": local}
-    return _write_gemma2(config) | write_ropes(positions)
+    return _write_gemma2(config) | write_layer_ropes(config, RoPE(theta=1_000_000.0), RoPE())
 
 
 SANDWICH_NORMS = (
@@ -397,7 +490,7 @@ GEMMA = Family(
         *GEMMA_SETTINGS,
         Rotary(),
         # `gelu` is what the first files of Gemma call the approximation.
-        Setting("hidden_act", ACTIVATION, choices=GEMMA_ACTIVATIONS | {"gelu": "gelu_tanh"}),
+        Setting("hidden_act", ACTIVATION, choices=GELU_TANH_NAMES | {"gelu": "gelu_tanh"}),
     ),
     weights=(*ENDS, *ATTENTION, *GATED, *NORMS),
     expected={"use_bidirectional_attention": (False,)},
@@ -413,7 +506,7 @@ GEMMA2 = dataclasses.replace(
     settings=(
         *GEMMA_SETTINGS,
         Rotary(),
-        Setting("hidden_activation", ACTIVATION, choices=GEMMA_ACTIVATIONS),
+        Setting("hidden_activation", ACTIVATION, choices=GELU_TANH_NAMES),
         Setting("attn_logit_softcapping", "layer_pattern.mixer.soft_cap", null=0.0),
         Setting("final_logit_softcapping", "logit_soft_cap", null=0.0),
     ),

@@ -52,11 +52,13 @@ class Rotary:
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the fields in the form that transformers 4 and 5 read."""
-        rope = getattr(config.layer_pattern[0].mixer, "position", None)
-        if not isinstance(rope, RoPE):
+        positions = [getattr(block.mixer, "position", None) for block in config.layer_pattern]
+        ropes = [position for position in positions if isinstance(position, RoPE)]
+        if not ropes:
             return {}
+        rope = ropes[0]  # some layers may have no positions
         fields = {self.theta: rope.theta, "rope_scaling": write_scaling(rope.scaling)}
-        if rope.fraction != 1 or self.fraction != FRACTION:
+        if rope.fraction != 1 or self.partial:
             fields[self.fraction] = rope.fraction
         return fields
 

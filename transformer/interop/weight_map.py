@@ -4,7 +4,7 @@ A `Weight` names a tensor, the parameters that it holds, and a layout: how the v
 parameters are arranged in the tensor. A layout is written once and used in both directions. All of
 them are views (transposition, splits, reshapes), so values survive a round trip bit for bit.
 
-Names are templates: `{layer}` is the number of a layer and `{expert}` that of an expert. A
+Names are templates: `{layer}` is the number of a layer and `{index}` that of an expert or head. A
 parameter below `layers/` stands for one layer: `layers/mixer/query` is layer l of
 `layers/place_p/mixer/query`, at index l // P of place p = l % P.
 """
@@ -188,8 +188,8 @@ class Tensor:
     name: str
     leaves: tuple[Leaf, ...]
     index: tuple[int, ...]
-    """Index of the stack axes (layer, expert) at which the tensor's values stand. A tensor of all
-    experts has the layer alone."""
+    """Index of the stack axes (layer, expert or head) at which the tensor's values stand. A tensor
+    of all experts has the layer alone."""
     layout: Layout
 
     @property
@@ -277,13 +277,14 @@ def _expand(
         if weight.without and prefix + weight.without.removeprefix(stack) in leaves:
             continue
         held = tuple(leaves[path] for path in paths)
-        inner = held[0].shape[len(index) : held[0].num_stacked]  # the number of experts, if any
-        if len(inner) != ("{expert}" in weight.theirs or isinstance(weight.layout, AllExperts)):
+        # The number of experts, or of heads with gains of their own, if any.
+        inner = held[0].shape[len(index) : held[0].num_stacked]
+        if len(inner) != ("{index}" in weight.theirs or isinstance(weight.layout, AllExperts)):
             continue
-        if "{expert}" in weight.theirs:
-            for expert in range(inner[0]):
-                name = weight.theirs.format(layer=layer, expert=expert)
-                yield Tensor(name, held, (*index, expert), weight.layout)
+        if "{index}" in weight.theirs:
+            for number in range(inner[0]):
+                name = weight.theirs.format(layer=layer, index=number)
+                yield Tensor(name, held, (*index, number), weight.layout)
         else:
             yield Tensor(weight.theirs.format(layer=layer), held, index, weight.layout)
 

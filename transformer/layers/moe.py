@@ -1,4 +1,4 @@
-"""Mixture of experts: each token goes through C of E feed-forwards."""
+"""Mixture of experts: each token goes through C of E feed-forwards, and perhaps a shared one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,8 +10,9 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Key
 
 from transformer.layers.activations import clamped_gate
-from transformer.layers.basic import apply_matrix, declare_weight, dropout
+from transformer.layers.basic import apply_linear, apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import (
+    FeedForward,
     FeedForwardConfig,
     FeedForwardOutput,
     make_activation,
@@ -47,6 +48,11 @@ class MoEConfig(Settings):
     """C, experts that each token is sent to: 1 in Switch, 2 in Mixtral."""
     expert: FeedForwardConfig = FeedForwardConfig()
     """Feed-forward of one expert. Dropout drops the same hidden units in all experts of a token."""
+    shared_expert: FeedForwardConfig | None = None
+    """Feed-forward that every token goes through, added to the routed experts (Dai et al. 2024,
+    section 3.2). Several shared experts are one with the sum of their widths. None: no such."""
+    shared_expert_gate: bool = False
+    """Multiply the shared expert's output by sigmoid(w . x) (Qwen2-MoE)."""
     router_bias: bool = False
     """Add a bias to the router's logits."""
     normalize_gates: bool = True
@@ -75,6 +81,11 @@ class MoEConfig(Settings):
                 "MoEConfig.normalize_gates True: the gate of a single expert is always 1, and the "
                 "router learns nothing; set it to False"
             )
+        if self.shared_expert_gate and self.shared_expert is None:
+            raise ValueError(
+                "MoEConfig.shared_expert_gate True: there is no shared expert; give shared_expert, "
+                "or set it to False"
+            )
         if self.capacity_factor and self.dispatcher != "auto":
             raise ValueError(
                 f"MoEConfig.dispatcher {self.dispatcher}: has no effect with a capacity_factor; "
@@ -88,7 +99,7 @@ class MoEConfig(Settings):
 
 
 class MixtureOfExperts(nn.Module):
-    """Compute the sum over a token's C experts of gate * expert(x)."""
+    """Compute the sum over a token's C experts of gate * expert(x), and the shared expert."""
 
     config: MoEConfig
     context: ModelContext
@@ -116,6 +127,9 @@ class MixtureOfExperts(nn.Module):
         # The dispatcher hides how tokens reach their experts; the experts themselves are one matmul
         # with stacked matrices, whatever the layout of its rows.
         y = self.apply_experts(choose_dispatcher(config, routing, self.context), x, dropout_rngs)
+        if config.shared_expert is not None:
+            shared = self.apply_shared_expert(config.shared_expert, x, dropout_rngs)
+            y = y + jnp.where(routing.token_mask[..., None], shared, 0)
         if "losses" not in outputs:
             return FeedForwardOutput(y, {})
         # Weighted here, by the layer's own settings, so that the trainer only adds them up.
@@ -150,6 +164,21 @@ class MixtureOfExperts(nn.Module):
             )
             logits = logits + bias.astype(logits.dtype)[None, None]
         return context.constrain(logits, ("batch", "length", None))
+
+    def apply_shared_expert(
+        self,
+        config: FeedForwardConfig,
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Apply the feed-forward of all tokens, and its gate if it has one."""
+        context = self.context
+        y = FeedForward(config, context, name="shared_expert")(x, dropout_rngs).y
+        if not self.config.shared_expert_gate:
+            return y
+        inputs, outputs = {"embed": context.d_model}, {"routes": 1}
+        gate = apply_linear(self, "shared_expert_gate", x, inputs, outputs, context, bias=False)
+        return jax.nn.sigmoid(gate) * y
 
     def apply_experts(
         self,

@@ -14,7 +14,7 @@ from transformer.model_context import ModelContext
 from transformer.precision import DType
 from transformer.validation import NonNegativeFloat, Settings
 
-NormKind = Literal["layer", "rms", "rms_offset"]
+NormKind = Literal["layer", "layer_offset", "rms", "rms_offset"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,42 +23,54 @@ class NormConfig(Settings):
 
     kind: NormKind = "layer"
     """`layer`: LayerNorm (Ba et al. 2016). `rms`: RMSNorm (Zhang and Sennrich 2019).
-    `rms_offset`: RMSNorm whose gain is 1 + weight, so that weight decay pulls it to 1 (Gemma)."""
+    `layer_offset` (Nemotron) and `rms_offset` (Gemma): the gain is 1 + weight, so that weight decay
+    pulls it to 1."""
     epsilon: NonNegativeFloat = 1e-5
     """Added to the variance (or mean square) before the square root."""
     bias: bool = True
     """Add a bias after the gain. LayerNorm only."""
 
+    @property
+    def is_centered(self) -> bool:
+        """True for LayerNorm, which subtracts the mean."""
+        return self.kind in ("layer", "layer_offset")
+
+
+Axes = int | tuple[int, ...]
+"""Axes that mean and variance are taken over."""
+
 
 def layer_norm(
     x: Float[Array, "... D"],
-    gain: Float[Array, "D"],
-    bias: Float[Array, "D"] | None,
+    gain: Float[Array, "*heads D"],
+    bias: Float[Array, "*heads D"] | None,
     epsilon: float,
+    axes: Axes = -1,
 ) -> Float[Array, "... D"]:
     """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
     # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
-    y = rms_norm(x - jnp.mean(x, axis=-1, keepdims=True), gain, epsilon)
+    y = rms_norm(x - jnp.mean(x, axis=axes, keepdims=True), gain, epsilon, axes)
     return y if bias is None else y + broadcast_vector(bias, y)
 
 
 def rms_norm(
     x: Float[Array, "... D"],
-    gain: Float[Array, "D"],
+    gain: Float[Array, "*heads D"],
     epsilon: float,
+    axes: Axes = -1,
 ) -> Float[Array, "... D"]:
     """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
-    return x * inverse_rms(x, epsilon) * broadcast_vector(gain, x)
+    return x * inverse_rms(x, epsilon, axes) * broadcast_vector(gain, x)
 
 
-def inverse_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... 1"]:
+def inverse_rms(x: Float[Array, "... D"], epsilon: float, axes: Axes = -1) -> Float[Array, "... 1"]:
     """Return 1 / sqrt(mean(x^2) + epsilon)."""
-    return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+    return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + epsilon)
 
 
-def broadcast_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_vector(vector: Float[Array, "*heads D"], x: jax.Array) -> jax.Array:
     """Return [D] as [1, ..., D] in the dtype of x (tests raise on implicit rank promotion)."""
-    return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return vector.astype(x.dtype).reshape((1,) * (x.ndim - vector.ndim) + vector.shape)
 
 
 class Norm(nn.Module):
@@ -66,29 +78,33 @@ class Norm(nn.Module):
 
     config: NormConfig
     context: ModelContext
-    axis: str = "embed"  # logical axis of the gain and bias
+    axes: tuple[str, ...] = ("embed",)  # logical axes of the gain and bias: the last ones of x
+    joint: bool = False  # normalize over all of these axes, not over the last alone
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         config, precision = self.config, self.context.precision
+        *heads, width = zip(self.axes, x.shape[-len(self.axes) :], strict=True)
         declare = functools.partial(
             declare_weight,
             self,
-            outputs={self.axis: x.shape[-1]},
+            stack=dict([] if self.joint else heads),
+            outputs=dict([*heads, width] if self.joint else [width]),
             dtype=precision.parameters,
         )
-        if config.kind == "rms_offset":
+        if config.kind in ("layer_offset", "rms_offset"):
             gain = 1 + declare("offset", init=nn.initializers.zeros).astype(precision.norm)
         else:
             gain = declare("gain", init=nn.initializers.ones)
-        has_bias = config.kind == "layer" and config.bias
+        has_bias = config.is_centered and config.bias
         bias = declare("bias", init=nn.initializers.zeros) if has_bias else None
-        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axis == "embed":
+        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axes == ("embed",):
             return norm_in_two_passes(config, precision.norm, x, gain, bias)
         wide = x.astype(precision.norm)
-        if config.kind == "layer":
-            return layer_norm(wide, gain, bias, config.epsilon).astype(x.dtype)
-        return rms_norm(wide, gain, config.epsilon).astype(x.dtype)
+        axes = tuple(range(-len(self.axes), 0)) if self.joint else -1
+        if config.is_centered:
+            return layer_norm(wide, gain, bias, config.epsilon, axes).astype(x.dtype)
+        return rms_norm(wide, gain, config.epsilon, axes).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -113,7 +129,7 @@ def _forward(
 ) -> tuple[jax.Array, Any]:
     wide = x.astype(dtype)
     mean = jnp.zeros((), dtype)
-    if config.kind == "layer":
+    if config.is_centered:
         mean = jnp.mean(wide, axis=-1, keepdims=True)
     centered = wide - mean
     inverse = inverse_rms(centered, config.epsilon)
@@ -137,7 +153,7 @@ def _backward(
     normalized = (x.astype(dtype) - mean) * inverse
     g = dy.astype(dtype) * broadcast_vector(gain, normalized)
     dx = g - normalized * jnp.mean(g * normalized, axis=-1, keepdims=True)
-    if config.kind == "layer":
+    if config.is_centered:
         dx -= jnp.mean(g, axis=-1, keepdims=True)
     dx = (dx * inverse).astype(x.dtype)
     # The barrier keeps XLA from sharing `normalized` with dx, and so from writing it to memory.

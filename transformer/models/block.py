@@ -23,9 +23,9 @@ from transformer.layers.moe import MixtureOfExperts, MoEConfig
 from transformer.layers.norms import Norm, NormConfig
 from transformer.model_context import ModelContext
 from transformer.taps import outputs_within
-from transformer.validation import Fraction, Mark, Settings
+from transformer.validation import Fraction, Mark, PositiveFloat, Settings
 
-NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +44,24 @@ class BlockConfig(Settings):
     """Apply the norm of the mixer. False in the first layer of ModernBERT, whose input comes
     from a norm."""
     norm_placement: NormPlacement = "pre"
-    """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `sandwich`:
-    x + norm(f(norm(x))) (Ding et al. 2021). `parallel`: mixer and feed-forward read the same
+    """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `output`:
+    x + norm(f(x)) (Liu et al. 2022, Swin v2; OLMo 2). `sandwich`: x + norm(f(norm(x))) (Ding et
+    al. 2021). `parallel`: mixer and feed-forward read the same
     x, each through a norm of its own, and both are added to it (GPT-NeoX)."""
     residual: bool = True
     """Add x to the output of each sublayer. False is for ablations: deep stacks hardly train."""
+    residual_scale: PositiveFloat = 1.0
+    """Factor of each sublayer's output before it is added to the residual stream: 1 / sqrt(L) in
+    depth-muP (Yang et al. 2023), Granite's `residual_multiplier`."""
     residual_dropout: Fraction = 0.0
     """Dropout rate of each sublayer's output before it is added to the residual stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mixer_norm and self.norm_placement == "sandwich":
+        if not self.mixer_norm and self.norm_placement in ("output", "sandwich"):
             raise ValueError(
-                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set "
-                "it to true, or norm_placement to pre"
+                f"BlockConfig.mixer_norm false: {self.norm_placement} placement normalizes the "
+                "mixer's output; set it to true, or norm_placement to pre"
             )
 
     @functools.cached_property
@@ -205,8 +209,8 @@ class Block(nn.Module):
         return BlockOutput(tap("residual_post", x), cache, aux)
 
     def pre_norm(self, sublayer: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the input of a sublayer: x, normalized unless the block is post-norm."""
-        if self.config.norm_placement == "post":
+        """Return the input of a sublayer: x, normalized unless its norm follows the sublayer."""
+        if self.config.norm_placement in ("post", "output"):
             return x
         return self.apply_norm(f"{sublayer}_norm", x)
 
@@ -219,9 +223,11 @@ class Block(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Add a sublayer's output to the residual stream, with dropout and norms."""
         config = self.config
-        if config.norm_placement == "sandwich":
+        if config.norm_placement in ("output", "sandwich"):
             y = self.apply_norm(f"{sublayer}_output_norm", y)
         y = dropout(y, config.residual_dropout, dropout_rngs)
+        if config.residual_scale != 1:
+            y = y * config.residual_scale
         x = x + y if config.residual else y
         if config.norm_placement == "post":
             x = self.apply_norm(f"{sublayer}_norm", x)

@@ -89,6 +89,9 @@ class TransformerConfig(Settings):
     their norm (Lan et al. 2020, section 3.1; ELECTRA). For encoders. 0: D, without that layer."""
     scale_embeddings: bool = False
     """Multiply token embeddings by sqrt(D) (Vaswani et al. 2017, section 3.4)."""
+    embedding_scale: PositiveFloat = 1.0
+    """Factor of the token embeddings, beside sqrt(D): muP's input multiplier (Yang et al. 2022),
+    Granite's `embedding_multiplier`."""
     embedding_norm: NormConfig | None = None
     """Norm of the summed embeddings, as in BERT; None: no norm."""
     num_token_types: Annotated[int, Bounds(0, 2**28)] = 0

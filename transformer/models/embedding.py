@@ -46,6 +46,8 @@ def embed_tokens(
     x = context.constrain(embedding_table, ("vocab", None))[tokens]
     if config.scale_embeddings:
         x = x * math.sqrt(config.d_model)
+    if config.embedding_scale != 1:
+        x = x * config.embedding_scale
     if not isinstance(config.position_embedding, NoPosition):  # RoPE acts in the attention layers
         x = x + embed_positions(module, positions, config.position_embedding, narrow)
     if config.num_token_types:

@@ -9,6 +9,7 @@ import numpy as np
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.rope import RoPE
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.baselines.convolution import ConvolutionConfig
 from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
 from transformer.generation.generate import decode_step, prefill
@@ -52,6 +53,34 @@ LLAMA = TransformerConfig(
     tie_embeddings=False,
     final_norm=NormConfig("rms"),
     layer_loop="scan",
+)
+
+OUTPUT_NORMS = dataclasses.replace(
+    LLAMA,
+    layer_pattern=(
+        BlockConfig(
+            mixer=SlidingWindowConfig(
+                window=4,
+                num_heads=6,
+                num_kv_heads=3,
+                head_dim=4,
+                position=RoPE(),
+                qk_norm=NormConfig("rms"),
+                qk_norm_heads="joint",
+            ),
+            feed_forward=MoEConfig(5, 2, _GATED, shared_expert=_GATED, shared_expert_gate=True),
+            norm_placement="output",
+            residual_scale=0.5,
+        ),
+        BlockConfig(
+            mixer=AttentionConfig(
+                num_heads=3, head_dim=4, qk_norm=NormConfig(), qk_norm_heads="separate"
+            ),
+            feed_forward=_GATED,
+            norm=NormConfig("layer_offset"),
+        ),
+    ),
+    embedding_scale=3.0,
 )
 
 POST = dataclasses.replace(

@@ -15,6 +15,7 @@ from tests.transformer.generation.decoders import (
     GPT,
     GREEDY,
     LLAMA,
+    OUTPUT_NORMS,
     POST,
     PROMPTS,
     RECURRENT,
@@ -34,7 +35,13 @@ from transformer.models.block import BlockConfig
 from transformer.models.language_model import LanguageModel
 from transformer.models.unstacked import unstack_for_decoding
 
-CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
+CONFIGS = {
+    "gpt": GPT,
+    "llama": LLAMA,
+    "output norms": OUTPUT_NORMS,
+    "post": POST,
+    "recurrent": RECURRENT,
+}
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -193,6 +193,24 @@ def test_default_feed_forward_width_is_exported_explicitly(tmp_path: Path) -> No
     assert (written["model_type"], written["intermediate_size"]) == ("llama", 128)
 
 
+@pytest.mark.parametrize("width", [24, 28, 44])
+def test_scale_of_scores_survives_the_factor_of_granite(width: int) -> None:
+    """1 / sqrt(H) of a model of this library is a factor in the file."""
+    block = BlockConfig(
+        mixer=AttentionConfig(num_heads=4, bias=False, position=RoPE()),
+        feed_forward=FeedForwardConfig(64, activation="silu", gated=True, bias=False),
+        norm=NormConfig("rms"),
+        residual_scale=0.22,
+    )
+    config = TransformerConfig(
+        50, width, 2, (block,), logit_scale=0.3, final_norm=NormConfig("rms")
+    )
+    family, _, fields = express(LanguageModel(config))
+    assert family.model_type == "granite"
+    assert fields["attention_multiplier"] == pytest.approx((width / 4) ** -0.5)
+    assert fields["logits_scaling"] == pytest.approx(1 / 0.3)
+
+
 def test_bert_export_requires_token_types() -> None:
     """BERT adds a row of that table whatever its size: an empty one fails in transformers."""
     pretrained = read_config(FIXTURES / "bert-mlm")

@@ -26,6 +26,7 @@ from transformer.layers.norms import NormConfig
         (MoEConfig, dict(dispatcher="ragged")),
         (MoEConfig, dict(dispatcher="dense", capacity_factor=1.0)),
         (MoEConfig, dict(normalize_gates=True, num_experts_per_token=1)),
+        (MoEConfig, dict(shared_expert_gate=True)),  # of no expert
     ],
 )
 def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ PLAIN = FeedForwardConfig(F, "relu")
 GATED = FeedForwardConfig(F, "silu", gated=True, bias=False)
 LEARNED = FeedForwardConfig(F, "learned_swish")
 TWO = MoEConfig(E, 2, GATED)
+SHARED = MoEConfig(E, 2, GATED, shared_expert=FeedForwardConfig(13, "relu"))
+GATED_SHARED = dataclasses.replace(SHARED, shared_expert_gate=True, normalize_gates=False)
 
 
 def make_module(config: MoEConfig, shared: ModelContext = CONTEXT) -> tuple[MixtureOfExperts, Any]:
@@ -43,7 +45,8 @@ def apply_module(config: MoEConfig, params: Any, x: Any, **options: Any) -> Any:
 def expert_params(params: Any, number: int) -> dict[str, Any]:
     """Return the weights of one expert as those of a plain feed-forward."""
     shared = {name: params[name] for name in ("beta",) if name in params}
-    own = {n: w[number] for n, w in params.items() if n not in ("router", "beta")}
+    others = ("router", "beta", "shared_expert", "shared_expert_gate")
+    own = {n: w[number] for n, w in params.items() if n not in others}
     return own | shared
 
 
@@ -62,6 +65,11 @@ def expected_output(config: MoEConfig, params: Any, x: Any) -> Any:
         for e, gate in expected_gates(config, params, x[b, t]).items():
             own = expert_params(params, e)
             y[b, t] += gate * formulas.feed_forward(x[b, t], own, config.expert.activation)
+    if config.shared_expert is not None:
+        gate = 1.0
+        if config.shared_expert_gate:
+            gate = 1 / (1 + np.exp(-x @ params["shared_expert_gate"]))
+        y += gate * formulas.feed_forward(x, params["shared_expert"], "relu")
     return y
 
 
@@ -73,8 +81,10 @@ def expected_output(config: MoEConfig, params: Any, x: Any) -> Any:
         MoEConfig(E, 1, PLAIN, normalize_gates=False),
         MoEConfig(E, 3, LEARNED),
         MoEConfig(1, 1, PLAIN, normalize_gates=False),
+        SHARED,
+        GATED_SHARED,
     ],
-    ids=["mixtral", "switch", "learned beta", "one expert"],
+    ids=["mixtral", "switch", "learned beta", "one expert", "shared", "gated shared"],
 )
 def test_matches_loop_over_tokens_and_experts(config: MoEConfig, form: DispatcherKind) -> None:
     config = dataclasses.replace(config, dispatcher=form)
@@ -136,8 +146,9 @@ def test_examples_are_independent_of_the_batch(form: DispatcherKind) -> None:
     [
         *(dataclasses.replace(TWO, dispatcher=form) for form in FORMS),
         dataclasses.replace(TWO, capacity_factor=0.6),
+        GATED_SHARED,
     ],
-    ids=[*FORMS, "slots"],
+    ids=[*FORMS, "slots", "shared"],
 )
 def test_padding_gives_zeros_and_does_not_affect_tokens(config: MoEConfig) -> None:
     _, params = make_module(config)

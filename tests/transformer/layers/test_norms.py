@@ -85,6 +85,7 @@ def test_16_bit_input_is_normalized_in_the_policy_dtype(config: NormConfig) -> N
         (NormConfig(bias=False), "float32"),
         (NormConfig("rms"), "bfloat16"),
         (NormConfig("rms_offset"), "float32"),
+        (NormConfig("layer_offset"), "float32"),
     ],
 )
 def test_gradients_on_a_gpu_equal_those_of_autodiff(config: NormConfig, dtype: DType) -> None:

@@ -51,7 +51,7 @@ def make_block(config: BlockConfig) -> tuple[Any, Any]:
 
 
 def expected(x: Array, w: Any, config: BlockConfig) -> Array:
-    """Compute x + f(norm(x)), or norm(x + f(x)), for attention and then feed-forward."""
+    """Compute x + f(norm(x)) and the like, for attention and then feed-forward."""
 
     def norm(name: str, x: Array) -> Array:
         assert config.norm is not None
@@ -67,20 +67,29 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
         return formulas.feed_forward(x, w["feed_forward"], "relu")
 
     for name, f in (("mixer_norm", attention), ("feed_forward_norm", feed_forward)):
+        output_name = name.replace("norm", "output_norm")
         if config.norm_placement == "pre":
-            x = x + f(norm(name, x))
+            x = x + config.residual_scale * f(norm(name, x))
         elif config.norm_placement == "post":
             x = norm(name, x + f(x))
+        elif config.norm_placement == "output":
+            x = x + config.residual_scale * norm(output_name, f(x))
         else:
-            x = x + norm(name.replace("norm", "output_norm"), f(norm(name, x)))
+            x = x + norm(output_name, f(norm(name, x)))
     return x
 
 
 @pytest.mark.parametrize(
-    ("placement", "kind"), [("pre", "rms"), ("post", "layer"), ("sandwich", "layer")]
+    ("placement", "kind", "scale"),
+    [
+        ("pre", "rms", 0.3),
+        ("post", "layer", 1.0),
+        ("output", "layer", 0.3),
+        ("sandwich", "layer", 1.0),
+    ],
 )
-def test_matches_formula(placement: str, kind: str) -> None:
-    case = config(placement, kind)
+def test_matches_formula(placement: str, kind: str, scale: float) -> None:
+    case = dataclasses.replace(config(placement, kind), residual_scale=scale)
     run, params = make_block(case)
     x = normal(1, B, T, D)
     assert_close(run(params, x).x, expected(x, params, case))

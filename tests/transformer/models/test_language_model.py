@@ -95,11 +95,11 @@ def test_tied_and_untied_output_matrix(config: TransformerConfig, output: Any) -
 
 def test_embeddings_and_the_final_norm() -> None:
     """With layers that add nothing, the model is the norm of word plus position."""
-    run, params = make_model(CONFIG)
+    run, params = make_model(dataclasses.replace(CONFIG, embedding_scale=3.0))
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     positions = array([[6, 0, 3, 3, 1]])
     hidden = run({"params": params}, TOKENS, positions=positions).hidden
-    x = params["embedding"][TOKENS] + params["positions"][positions]
+    x = 3 * params["embedding"][TOKENS] + params["positions"][positions]
     norm = params["final_norm"]
     assert_close(hidden, layer_norm(x, norm["gain"], norm["bias"], 1e-5))
     by_index = run({"params": params}, TOKENS).hidden

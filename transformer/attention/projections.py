@@ -4,8 +4,9 @@ Every attention mixer uses them with the same parameter names, so the weights of
 """
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer.attention.cache import MemoryCache
@@ -22,7 +23,9 @@ from transformer.attention.scores import (
 from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
 from transformer.layers.position_embedding import NO_POSITION, NoPosition
-from transformer.validation import Bounds, Mark
+from transformer.validation import Bounds, Mark, NonNegativeFloat
+
+HeadNorms = Literal["shared", "separate"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,12 @@ class MultiHeadConfig(MixerConfig):
     queries, keys and values."""
     qk_norm: NormConfig | None = None
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
+    qk_norm_heads: HeadNorms = "shared"
+    """`shared`: all heads have the same gain [H] (Qwen3). `separate`: each head has a gain of its
+    own (Cohere's Command R+)."""
+    qkv_clip: NonNegativeFloat = 0.0
+    """c: clip projected queries, keys and values to [-c, c], before `qk_norm` (MPT: MosaicML 2023;
+    OLMo: Groeneveld et al. 2024). 0: no clipping."""
     position: NoPosition | RoPE = NO_POSITION
     """Position information of queries and keys, as they are projected: before a feature map, or a
     projection of the length. Cross attention ignores it."""
@@ -53,6 +62,11 @@ class MultiHeadConfig(MixerConfig):
             raise ValueError(
                 f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: does not divide "
                 f"num_heads {self.num_heads}; give a divisor of it"
+            )
+        if self.qk_norm is None and self.qk_norm_heads != "shared":
+            raise ValueError(
+                f"{type(self).__name__}.qk_norm_heads {self.qk_norm_heads}: there is no norm of "
+                "queries and keys; give qk_norm, or leave it at shared"
             )
 
     def check_d_model(self, d_model: int) -> None:
@@ -233,14 +247,17 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     norm: NormConfig | None,
 ) -> Float[Array, "B T heads H"]:
-    """Project x to heads and apply a norm to each; heads share one gain."""
-    context = mixer.context
+    """Project x to heads, clip them and apply a norm to each."""
+    config, context = mixer.config, mixer.context
     embed = {"embed": context.d_model}
-    heads = apply_linear(mixer, name, x, embed, axes, context, bias=mixer.config.bias)
+    heads = apply_linear(mixer, name, x, embed, axes, context, bias=config.bias)
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
+    if config.qkv_clip:
+        heads = jnp.clip(heads, -config.qkv_clip, config.qkv_clip)
     if norm is None:
         return heads
-    return Norm(norm, context, "head", parent=mixer, name=f"{name}_norm")(heads)
+    gain_axes = ("head",) if config.qk_norm_heads == "shared" else tuple(axes)
+    return Norm(norm, context, gain_axes, parent=mixer, name=f"{name}_norm")(heads)
 
 
 def combine_heads(

@@ -32,8 +32,8 @@ class NormConfig(Settings):
 
 def layer_norm(
     x: Float[Array, "... D"],
-    gain: Float[Array, "D"],
-    bias: Float[Array, "D"] | None,
+    gain: Float[Array, "*heads D"],
+    bias: Float[Array, "*heads D"] | None,
     epsilon: float,
 ) -> Float[Array, "... D"]:
     """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
@@ -44,7 +44,7 @@ def layer_norm(
 
 def rms_norm(
     x: Float[Array, "... D"],
-    gain: Float[Array, "D"],
+    gain: Float[Array, "*heads D"],
     epsilon: float,
 ) -> Float[Array, "... D"]:
     """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
@@ -56,9 +56,9 @@ def inverse_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... 1
     return jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
 
 
-def broadcast_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_vector(vector: Float[Array, "*heads D"], x: jax.Array) -> jax.Array:
     """Return [D] as [1, ..., D] in the dtype of x (tests raise on implicit rank promotion)."""
-    return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return vector.astype(x.dtype).reshape((1,) * (x.ndim - vector.ndim) + vector.shape)
 
 
 class Norm(nn.Module):
@@ -66,15 +66,17 @@ class Norm(nn.Module):
 
     config: NormConfig
     context: ModelContext
-    axis: str = "embed"  # logical axis of the gain and bias
+    axes: tuple[str, ...] = ("embed",)  # logical axes of the gain and bias: the last ones of x
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         config, precision = self.config, self.context.precision
+        *heads, width = zip(self.axes, x.shape[-len(self.axes) :], strict=True)
         declare = functools.partial(
             declare_weight,
             self,
-            outputs={self.axis: x.shape[-1]},
+            stack=dict(heads),
+            outputs=dict([width]),
             dtype=precision.parameters,
         )
         if config.kind == "rms_offset":
@@ -83,7 +85,7 @@ class Norm(nn.Module):
             gain = declare("gain", init=nn.initializers.ones)
         has_bias = config.kind == "layer" and config.bias
         bias = declare("bias", init=nn.initializers.zeros) if has_bias else None
-        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axis == "embed":
+        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axes == ("embed",):
             return norm_in_two_passes(config, precision.norm, x, gain, bias)
         wide = x.astype(precision.norm)
         if config.kind == "layer":

@@ -106,7 +106,7 @@ def keyword_reads(config_class: Any) -> dict[str, Any]:
     trees = [class_tree(config_class)]
     if hasattr(config_class, "rope_parameters"):
         own = "convert_rope_params_to_dict" in vars(config_class)
-        trees += [] if own else [class_tree(RotaryEmbeddingConfigMixin)]
+        trees = trees if own else [class_tree(RotaryEmbeddingConfigMixin), *trees]
     found: dict[str, Any] = {}
     for function in (node for tree in trees for node in ast.walk(tree)):
         if not isinstance(function, ast.FunctionDef):
@@ -127,7 +127,7 @@ def keyword_arguments(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("get", "pop")
+            and node.func.attr in ("get", "pop", "setdefault")
             and _name(node.func.value) == "kwargs"
             and isinstance(node.args[0], ast.Constant)
         ):

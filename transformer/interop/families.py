@@ -11,11 +11,12 @@ from transformer.attention.scores import ScaledDotScore
 from transformer.interop.bert import BERT, BIG_BIRD, DISTILBERT, LONGFORMER, ROBERTA
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
-from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.gpt import BLOOM, GPT2, GPT_NEO, GPT_NEOX, MPT, OPT
 from transformer.interop.llama import (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM4,
     GPT_OSS,
     LLAMA,
     MISTRAL,
@@ -25,6 +26,7 @@ from transformer.interop.llama import (
     QWEN3,
 )
 from transformer.interop.modernbert import MODERNBERT
+from transformer.interop.parallel import COHERE, COHERE2, FALCON, GPTJ, PHI
 from transformer.interop.seq2seq import BART, MARIAN, T5
 from transformer.interop.weight_map import model_leaves, model_tensors
 from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
@@ -62,6 +64,14 @@ FAMILIES: dict[str, Family] = {
         GPT_NEOX,
         BLOOM,
         OPT,
+        GPTJ,
+        PHI,
+        FALCON,
+        COHERE,
+        COHERE2,
+        GPT_NEO,
+        MPT,
+        GLM4,
         BERT,
         ROBERTA,
         DISTILBERT,
@@ -78,15 +88,10 @@ FAMILIES: dict[str, Family] = {
 
 REFUSED = {
     "albert": "all layers share one set of weights",
-    "cohere": "its RoPE pairs neighboring entries under norms without biases",
-    "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
     "deepseek_v2": "it has multi-head latent attention and shared experts",
     "deepseek_v3": "it has multi-head latent attention and shared experts",
-    "falcon": "its layers have one norm for attention and feed-forward",
-    "gptj": "its output matrix has a bias and its layers one norm",
     "mamba": "it is a state-space model",
     "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
-    "phi": "its output matrix has a bias and its layers one norm",
     "qwen2_moe": "it has shared experts with a gate of their own",
     "qwen3_moe": "its layers mix experts and plain feed-forwards by index",
 }

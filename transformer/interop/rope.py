@@ -11,6 +11,7 @@ from transformer.attention.rope import (
     LongRoPEScaling,
     NoScaling,
     RoPE,
+    RopeLayout,
     RopeScaling,
     YaRNScaling,
 )
@@ -31,6 +32,7 @@ class Rotary:
     theta: str = "rope_theta"
     """Field of the base in transformers 4."""
     fraction: str = FRACTION
+    layout: RopeLayout = "halves"
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """Return the positions by their path."""
@@ -48,15 +50,18 @@ class Rotary:
                 raise fields.unsupported(
                     "rope_parameters", f"a {FRACTION} that rotates an even part of {head_dim}"
                 )
+        rope = dataclasses.replace(rope, layout=self.layout)
         return {"layer_pattern.mixer.position": rope}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the fields in the form that transformers 4 and 5 read."""
-        rope = getattr(config.layer_pattern[0].mixer, "position", None)
-        if not isinstance(rope, RoPE):
+        positions = [getattr(block.mixer, "position", None) for block in config.layer_pattern]
+        ropes = [position for position in positions if isinstance(position, RoPE)]
+        if not ropes:
             return {}
+        rope = ropes[0]  # some layers may have no positions
         fields = {self.theta: rope.theta, "rope_scaling": write_scaling(rope.scaling)}
-        if rope.fraction != 1 or self.fraction != FRACTION:
+        if rope.fraction != 1 or self.partial:
             fields[self.fraction] = rope.fraction
         return fields
 

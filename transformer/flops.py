@@ -132,7 +132,7 @@ def count_training_flops(
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
     """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
-    decoder = dataclasses.replace(model.config, encoder=None, logit_bias=False)
+    decoder = dataclasses.replace(model.config, encoder=None)
     return _count_flops(model, length, model.predicted_fraction, leaves, layer_mixers(decoder))
 
 

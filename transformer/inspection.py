@@ -173,5 +173,6 @@ def logit_lens(
         normed: Any = norm.apply({"params": params["final_norm"]}, hidden)
         hidden = normed
     flat = hidden.reshape(-1, *hidden.shape[-2:])
-    logits = compute_logits(flat, get_output_matrix(dict(params), config), config, model.context)
+    matrix, bias = get_output_matrix(dict(params), config), params.get("output_bias")
+    logits = compute_logits(flat, matrix, config, model.context, bias)
     return logits.reshape(*hidden.shape[:-1], -1)

@@ -51,7 +51,7 @@ def token_loss(
     hidden: Float[Array, "B T D"],  # of `ModelOutput`
     batch: Mapping[str, jax.Array],  # `targets` and `weights` [B, T]
     *,
-    bias: Float[Array, "Vp"] | None = None,
+    bias: Float[Array, "Vp"] | None = None,  # of a masked head; None: `output_bias`, if any
     label_smoothing: float = 0.0,
     with_accuracy: bool = False,
 ) -> dict[str, Loss]:
@@ -79,6 +79,7 @@ def token_loss(
         one_pass=hardware.platform == "gpu" and model.constrain.num_shards("vocab") == 1,
         context_sharded=length_shards > 1,
     )
+    bias = params.get("output_bias") if bias is None else bias
     matrix, targets, weights = get_output_matrix(params, config), batch["targets"], batch["weights"]
     weight = jnp.sum(weights.astype(config.precision.loss))
     losses = {"loss": Loss(cross_entropy(hidden, matrix, targets, weights, bias), weight)}

@@ -97,6 +97,18 @@ OPT = dict(
     max_position_embeddings=96,
 )
 BLOOM = dict(vocab_size=VOCAB, hidden_size=20, n_layer=2, n_head=4)
+GPTJ = GPT2 | dict(rotary_dim=2)
+FALCON = dict(vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+NEO = dict(
+    vocab_size=VOCAB,
+    hidden_size=20,
+    num_layers=2,
+    num_heads=4,
+    max_position_embeddings=96,
+    window_size=5,
+    attention_types=[[["global", "local"], 1]],
+)
+MPT = dict(vocab_size=VOCAB, d_model=20, n_layers=2, n_heads=4, max_seq_len=96)
 
 
 def _decoders(
@@ -423,6 +435,7 @@ VARIANTS = (
         partial={},
         norms=dict(qk_layernorm=True, num_attention_heads=6, num_key_value_heads=2)
         | _rope("default", partial_rotary_factor=0.5),
+        parallel=dict(use_parallel_residual=True, num_hidden_layers=3),
         tied=dict(tie_word_embeddings=True, use_qkv_bias=True, layer_norm_eps=0.1)
         | _rope("default", partial_rotary_factor=1.0),
     ),
@@ -513,6 +526,133 @@ VARIANTS = (
         tied={},
         untied=dict(tie_word_embeddings=False),
         gelu=dict(activation_function="gelu", enable_bias=False, num_attention_heads=5),
+    ),
+    *_decoders(
+        "gptj",
+        "GPTJ",
+        GPTJ,
+        partial={},
+        tied=dict(tie_word_embeddings=True, n_embd=33, n_head=3, rotary_dim=6, n_layer=3),
+        full=dict(n_embd=24, rotary_dim=6, n_inner=37, activation_function="relu"),
+    ),
+    *_decoders(
+        "phi",
+        "Phi",
+        LLAMA,
+        partial=dict(num_key_value_heads=None, hidden_size=32),
+        normed=dict(qk_layernorm=True, tie_word_embeddings=True, hidden_size=48),
+        multiquery=dict(
+            num_key_value_heads=1,
+            hidden_size=33,
+            num_attention_heads=3,
+            num_hidden_layers=3,
+            hidden_act="relu",
+            **_rope("linear", factor=3.0, partial_rotary_factor=0.4),
+        ),
+        full=dict(**_rope("default", partial_rotary_factor=1.0)),
+    ),
+    *_decoders(
+        "falcon",
+        "Falcon",
+        FALCON,
+        multiquery={},
+        grouped=dict(
+            new_decoder_architecture=True,
+            num_kv_heads=2,
+            bias=True,
+            tie_word_embeddings=False,
+            ffn_hidden_size=37,
+        ),
+        onenorm=dict(
+            new_decoder_architecture=True,
+            num_kv_heads=3,
+            num_ln_in_parallel_attn=1,
+            num_attention_heads=6,
+            hidden_size=60,
+            num_hidden_layers=3,
+            **_rope("linear", factor=3.0),
+        ),
+        heads=dict(multi_query=False, bias=True, activation="gelu_new"),
+        all=dict(new_decoder_architecture=True, num_ln_in_parallel_attn=1, num_kv_heads=1),
+    ),
+    *_decoders(
+        "cohere",
+        "Cohere",
+        LLAMA,
+        grouped={},
+        normed=dict(use_qk_norm=True, attention_bias=True, logit_scale=0.7, hidden_size=40),
+        untied=dict(
+            tie_word_embeddings=False,
+            num_key_value_heads=1,
+            use_qk_norm=True,
+            layer_norm_eps=1e-2,
+            num_hidden_layers=3,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+    ),
+    *_decoders(
+        "cohere2",
+        "Cohere2",
+        LLAMA | LOCAL,
+        default=dict(num_hidden_layers=5),
+        kinds=dict(
+            layer_types=["full_attention", "sliding_attention"],
+            attention_bias=True,
+            logit_scale=0.7,
+            hidden_size=40,
+            **_rope("linear", factor=3.0),
+        ),
+        full=dict(
+            layer_types=["full_attention"] * 2,
+            tie_word_embeddings=False,
+            num_key_value_heads=1,
+        ),
+    ),
+    *_decoders(
+        "gpt-neo",
+        "GPTNeo",
+        NEO,
+        local={},
+        untied=dict(
+            tie_word_embeddings=False,
+            num_layers=3,
+            hidden_size=21,
+            num_heads=3,
+            attention_types=[[["local"], 2], [["global"], 1]],
+            intermediate_size=37,
+        ),
+        full=dict(attention_types=[[["global"], 2]], activation_function="relu"),
+    ),
+    *_decoders(
+        "mpt",
+        "Mpt",
+        MPT,
+        alibi={},
+        clipped=dict(
+            attn_config=dict(clip_qkv=0.8),
+            n_heads=6,
+            d_model=30,
+            tie_word_embeddings=False,
+        ),
+        odd=dict(d_model=21, n_heads=3, n_layers=3, layer_norm_epsilon=1e-2),
+    ),
+    *_decoders(
+        "glm4",
+        "Glm4",
+        LLAMA | {"head_dim": 8},
+        partial={},
+        tied=dict(
+            tie_word_embeddings=True,
+            attention_bias=False,
+            head_dim=12,
+            num_key_value_heads=1,
+            num_hidden_layers=3,
+            hidden_act="gelu",
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        ),
+        full=dict(
+            head_dim=10, num_key_value_heads=4, **_rope("default", partial_rotary_factor=1.0)
+        ),
     ),
     *(
         Variant(

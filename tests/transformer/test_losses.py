@@ -50,7 +50,7 @@ def test_label_loss_matches_formula(shape: tuple[int, ...]) -> None:
 
 def test_token_loss_matches_logits() -> None:
     """The loss sums over tokens with weight; targets of weight 0 may be any number."""
-    model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
+    model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, logit_bias=True))
     drawn = np.random.default_rng(1)
     tokens = drawn.integers(0, 7, (2, 5))
     params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))

@@ -143,12 +143,7 @@ class TranslationTask(ExampleTask):
             )
             label_smoothing = 0.0 if dropout_rngs is None else smoothing
             losses = token_loss(
-                model,
-                params,
-                output.hidden,
-                batch,
-                bias=params.get("output_bias"),
-                label_smoothing=label_smoothing,
+                model, params, output.hidden, batch, label_smoothing=label_smoothing
             )
             return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
 

@@ -6,6 +6,7 @@ Every attention mixer uses them with the same parameter names, so the weights of
 import dataclasses
 from typing import Annotated, Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer.attention.cache import MemoryCache
@@ -22,7 +23,7 @@ from transformer.attention.scores import (
 from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
 from transformer.layers.position_embedding import NO_POSITION, NoPosition
-from transformer.validation import Bounds, Mark
+from transformer.validation import Bounds, Mark, NonNegativeFloat
 
 HeadNorms = Literal["shared", "separate", "joint"]
 
@@ -47,8 +48,11 @@ class MultiHeadConfig(MixerConfig):
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
     qk_norm_heads: HeadNorms = "shared"
     """`shared`: each head is normalized by itself, and all have the same gain [H] (Qwen3).
-    `separate`: each head has a gain of its own (StableLM 2). `joint`: all heads are normalized as
-    one vector of N H or K H entries (OLMo 2, Walsh et al. 2025)."""
+    `separate`: each head has a gain of its own (Cohere's Command R+, StableLM 2). `joint`: all
+    heads are normalized as one vector of N H or K H entries (OLMo 2, Walsh et al. 2025)."""
+    qkv_clip: NonNegativeFloat = 0.0
+    """c: clip projected queries, keys and values to [-c, c], before `qk_norm` (MPT: MosaicML 2023;
+    OLMo: Groeneveld et al. 2024). 0: no clipping."""
     position: NoPosition | RoPE = NO_POSITION
     """Position information of queries and keys, as they are projected: before a feature map, or a
     projection of the length. Cross attention ignores it."""
@@ -244,11 +248,13 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     norm: NormConfig | None,
 ) -> Float[Array, "B T heads H"]:
-    """Project x to heads and apply a norm to them."""
+    """Project x to heads, clip them and apply a norm to them."""
     config, context = mixer.config, mixer.context
     embed = {"embed": context.d_model}
     heads = apply_linear(mixer, name, x, embed, axes, context, bias=config.bias)
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
+    if config.qkv_clip:
+        heads = jnp.clip(heads, -config.qkv_clip, config.qkv_clip)
     if norm is None:
         return heads
     gain_axes = ("head",) if config.qk_norm_heads == "shared" else tuple(axes)

@@ -145,7 +145,7 @@ class NonAutoregressive(Model):
         matrix = declare_output_matrix(self, embedding, config, context)
         logits = None
         if "logits" in outputs:
-            logits = compute_logits(output.x, matrix, config, self.context)
+            logits = compute_logits(output.x, matrix, config, self.context, bias=None)
         aux = output.aux
         if "losses" in outputs:
             loss = self.length_loss_weight * length_loss(

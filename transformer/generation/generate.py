@@ -37,10 +37,8 @@ from transformer.generation.sampling import (
     SamplingValues,
     draw_tokens,
 )
-from transformer.layers.activations import cap_logits
-from transformer.layers.basic import apply_matrix
 from transformer.model_context import replicate
-from transformer.models.embedding import get_output_matrix
+from transformer.models.embedding import compute_logits, get_output_matrix
 from transformer.models.explicit_sharding import with_auto_axes
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
@@ -270,9 +268,8 @@ def _logits(
     params: Params,
     hidden: Float[Array, "B 1 D"],
 ) -> Float[Array, "B V"]:
-    matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
-    logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
-    return cap_logits(logits[:, 0, : model.config.vocab_size], model.config.logit_soft_cap)
+    matrix, bias = get_output_matrix(params, model.config), params.get("output_bias")
+    return compute_logits(hidden, matrix, model.config, model.context, bias)[:, 0]
 
 
 def _generate_chunks(

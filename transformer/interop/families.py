@@ -22,12 +22,13 @@ from transformer.interop.bert import (
 )
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
-from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.gpt import BLOOM, GPT2, GPT_NEO, GPT_NEOX, MPT, OPT
 from transformer.interop.layer_norm_decoders import NEMOTRON, STABLELM, STARCODER2
 from transformer.interop.llama import (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM4,
     GPT_OSS,
     GRANITE,
     LLAMA,
@@ -41,6 +42,7 @@ from transformer.interop.llama import (
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.multimodal import MULTIMODAL
 from transformer.interop.olmo import EXAONE4, OLMO2, OLMO3
+from transformer.interop.parallel import COHERE, COHERE2, FALCON, GPTJ, PHI
 from transformer.interop.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from transformer.interop.seq2seq import (
     BART,
@@ -100,6 +102,14 @@ FAMILIES: dict[str, Family] = {
         QWEN3_MOE,
         QWEN2_MOE,
         EXAONE4,
+        GPTJ,
+        PHI,
+        FALCON,
+        COHERE,
+        COHERE2,
+        GPT_NEO,
+        MPT,
+        GLM4,
         BERT,
         ROBERTA,
         XLM_ROBERTA,
@@ -126,15 +136,10 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED = {
-    "cohere": "its RoPE pairs neighboring entries under norms without biases",
-    "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
     "deepseek_v2": "it has multi-head latent attention and shared experts",
     "deepseek_v3": "it has multi-head latent attention and shared experts",
-    "falcon": "its layers have one norm for attention and feed-forward",
-    "gptj": "its output matrix has a bias and its layers one norm",
     "mamba": "it is a state-space model",
     "ministral3": "its queries grow with their positions (llama_4_scaling_beta)",
-    "phi": "its output matrix has a bias and its layers one norm",
 }
 """Architectures that are asked for and not supported, with the reason."""
 

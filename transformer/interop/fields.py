@@ -46,8 +46,9 @@ CONFIG_FIELDS = {
 
 WITHOUT_EFFECT = frozenset(
     [
-        # Token ids: rows of embeddings that get no gradient, and where answers begin.
+        # Token ids: rows of embeddings that get no gradient, and where answers begin and end.
         "pad_token_id",
+        "eos_token_id",
         "decoder_start_token_id",
         # Heads, their losses and their dropout.
         "id2label",
@@ -67,6 +68,7 @@ WITHOUT_EFFECT = frozenset(
         # How the same numbers are computed and returned.
         "chunk_size_feed_forward",
         "deterministic_flash_attn",
+        "dtype",
         "onnx_export",
         "output_hidden_states",
         "output_router_logits",
@@ -78,6 +80,8 @@ WITHOUT_EFFECT = frozenset(
         "sliding_window_pattern",
         # Lengths: of a table of positions, and of scaled RoPE, they are read.
         "max_position_embeddings",
+        "max_seq_len",
+        "n_positions",
         # Sparse attention, which is not read.
         "block_size",
         "num_random_blocks",
@@ -90,7 +94,8 @@ class Fields:
     """Fields of a config, with a record of those that were read."""
 
     def __init__(self, values: Mapping[str, Any], source: str, model_type: str) -> None:
-        self._source, self._known = source, CONFIG_FIELDS[model_type]
+        self._source, self._model_type = source, model_type
+        self._known = CONFIG_FIELDS[model_type]
         self._values = dict(values)
         for alias, name in self._known.aliases.items():
             if alias in self._values:
@@ -144,6 +149,10 @@ class Fields:
                 "restore the original file"
             )
         return value
+
+    def inner(self, name: str) -> "Fields":
+        """Return the fields of a config within this one, which have no defaults."""
+        return Fields(self.take(name, {}), f"{self._source}: {name}", self._model_type)
 
     def choose(self, name: str, choices: Mapping[Any, Any]) -> Any:
         """Return the value that a field's name stands for."""

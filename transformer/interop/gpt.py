@@ -1,8 +1,15 @@
-"""Decoders with LayerNorm and biases: GPT-2, GPT-NeoX (Pythia), Bloom and OPT."""
+"""Decoders with LayerNorm: GPT-2, GPT-Neo, GPT-NeoX (Pythia), Bloom, OPT and MPT.
+
+GPT-Neo does not scale its scores, and has a window in every second layer. MPT has no biases.
+"""
+
+import dataclasses
+from typing import Any
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.position_bias import ALiBi
 from transformer.attention.rope import RoPE
+from transformer.attention.scores import DotScore
 from transformer.interop.family import (
     ACTIVATION,
     ACTIVATION_NAMES,
@@ -11,15 +18,20 @@ from transformer.interop.family import (
     Architecture,
     Family,
     Setting,
+    all_blocks,
     decoder_classes,
     linear,
     norm,
     self_attention,
     sizes,
+    with_blocks,
+    with_settings,
 )
 from transformer.interop.fields import Fields
+from transformer.interop.llama import with_window
 from transformer.interop.rope import Rotary
 from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight
+from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
@@ -67,11 +79,73 @@ GPT2 = Family(
 )
 
 
-def _check_head_dim(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+def check_head_dim(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    """Return the config; InteropError: `head_dim` is not the width over the number of heads."""
     mixer = config.layer_pattern[0].mixer
     assert isinstance(mixer, AttentionConfig)
     fields.expect("head_dim", config.d_model // mixer.num_heads)
     return config
+
+
+def _read_gpt_neo(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    types = fields.take("attention_types", [[["global", "local"], 12]])
+    kinds = [kind for names, times in types for _ in range(times) for kind in names]
+    fields.expect("attention_layers", kinds)  # the same, layer by layer
+    if len(kinds) != config.num_layers or not set(kinds) <= {"global", "local"}:
+        raise fields.unsupported(
+            "attention_types", f"{config.num_layers} layers, each global or local"
+        )
+    block = config.layer_pattern[0]
+    attention: Any = block.mixer
+    mixers = {"global": attention, "local": with_window(attention, fields.size("window_size"))}
+    return with_blocks(config, [dataclasses.replace(block, mixer=mixers[kind]) for kind in kinds])
+
+
+def _write_gpt_neo(config: TransformerConfig) -> dict[str, Any]:
+    windows = [getattr(block.mixer, "window", 0) for block in all_blocks(config)]
+    types = [[["local" if window else "global" for window in windows], 1]]
+    return {"attention_types": types} | ({"window_size": max(windows)} if max(windows) else {})
+
+
+GPT_NEO = Family(
+    "gpt_neo",
+    (Architecture("GPTNeoForCausalLM", "language_model"),),
+    base=TransformerConfig(
+        layer_pattern=(
+            BlockConfig(mixer=AttentionConfig(bias=False, output_bias=True, score=DotScore())),
+        ),
+        position_embedding=LearnedPositions(),
+    ),
+    settings=(
+        *COMMON,
+        *sizes("hidden_size", "num_layers", "num_heads"),
+        Setting("intermediate_size", D_FF, null=0),
+        Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
+        Setting("activation_function", ACTIVATION, choices=ACTIVATION_NAMES),
+        Setting("layer_norm_epsilon", EPSILON),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+        Setting("resid_dropout", "layer_pattern.residual_dropout"),
+        Setting("embed_dropout", "embedding_dropout"),
+    ),
+    weights=(
+        Weight("transformer.wte.weight", "embedding", TABLE),
+        Weight("transformer.wpe.weight", "positions", TABLE),
+        *norm(f"{H}.ln_1", "layers/mixer_norm"),
+        *self_attention(
+            f"{H}.attn.attention", "layers/mixer", ("q_proj", "k_proj", "v_proj", "out_proj")
+        ),
+        *norm(f"{H}.ln_2", "layers/feed_forward_norm"),
+        *linear(f"{H}.mlp.c_fc", "layers/feed_forward/up"),
+        *linear(f"{H}.mlp.c_proj", "layers/feed_forward/down"),
+        *norm("transformer.ln_f", "final_norm"),
+        Weight("lm_head.weight", "output"),
+    ),
+    read_rest=_read_gpt_neo,
+    write_rest=_write_gpt_neo,
+    prefix="transformer.",
+    # Not biases: the causal mask, saved as a buffer.
+    ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"),
+)
 
 
 # By `use_parallel_residual`.
@@ -108,7 +182,7 @@ GPT_NEOX = Family(
         *norm("gpt_neox.final_layer_norm", "final_norm"),
         Weight("embed_out.weight", "output"),
     ),
-    read_rest=_check_head_dim,
+    read_rest=check_head_dim,
     prefix="gpt_neox.",
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
 )
@@ -149,6 +223,71 @@ BLOOM = Family(
 def _read_opt(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     fields.expect("word_embed_proj_dim", config.d_model)
     return config
+
+
+BLOCKS = "transformer.blocks.{layer}"
+
+
+def _read_mpt(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    attention = fields.inner("attn_config")
+    attention.expect("attn_type", "multihead_attention")
+    attention.expect("alibi", True)
+    attention.expect("alibi_bias_max", 8)  # transformers computes 8, whatever it says
+    attention.expect("softmax_scale", None)
+    for name in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
+        attention.expect(name, False)
+    dropout = attention.take("attn_pdrop", 0.0)
+    return with_settings(
+        config,
+        {
+            "layer_pattern.mixer.qkv_clip": attention.take("clip_qkv", 0.0),
+            "layer_pattern.mixer.dropout": dropout,
+            "layer_pattern.residual_dropout": dropout,
+        },
+    )
+
+
+def _write_mpt(config: TransformerConfig) -> dict[str, Any]:
+    mixer: Any = config.layer_pattern[0].mixer
+    # No dropout: transformers 5 takes only integers for `attn_pdrop`.
+    return {"attn_config": {"clip_qkv": mixer.qkv_clip or None}}
+
+
+NO_BIAS = NormConfig(bias=False)
+
+MPT = Family(
+    "mpt",
+    (Architecture("MptForCausalLM", "language_model"),),
+    base=TransformerConfig(
+        layer_pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(bias=False, position=ALiBi()),
+                feed_forward=FeedForwardConfig(activation="gelu", bias=False),
+                norm=NO_BIAS,
+            ),
+        ),
+        final_norm=NO_BIAS,
+    ),
+    settings=(
+        *COMMON,
+        *sizes("d_model", "n_layers", "n_heads"),
+        Setting("layer_norm_epsilon", EPSILON),
+    ),
+    weights=(
+        Weight("transformer.wte.weight", "embedding", TABLE),
+        *norm(f"{BLOCKS}.norm_1", "layers/mixer_norm"),
+        *norm(f"{BLOCKS}.norm_2", "layers/feed_forward_norm"),
+        Weight(f"{BLOCKS}.attn.Wqkv.weight", QKV),
+        Weight(f"{BLOCKS}.attn.out_proj.weight", "layers/mixer/output"),
+        Weight(f"{BLOCKS}.ffn.up_proj.weight", "layers/feed_forward/up"),
+        Weight(f"{BLOCKS}.ffn.down_proj.weight", "layers/feed_forward/down"),
+        *norm("transformer.norm_f", "final_norm"),
+        Weight("lm_head.weight", "output"),
+    ),
+    read_rest=_read_mpt,
+    write_rest=_write_mpt,
+    prefix="transformer.",
+)
 
 
 DECODER = "model.decoder.layers.{layer}"

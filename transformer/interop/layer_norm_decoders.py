@@ -132,6 +132,11 @@ STABLELM = Family(
         Rotary(partial=True),
         Setting("layer_norm_eps", EPSILON),
         Setting("use_qkv_bias", "layer_pattern.mixer.bias"),
+        Setting(
+            "use_parallel_residual",
+            "layer_pattern.norm_placement",
+            choices={False: "pre", True: "parallel_shared"},
+        ),
     ),
     weights=(
         *ENDS,
@@ -146,8 +151,7 @@ STABLELM = Family(
             for name in ("query", "key")
         ),
     ),
-    # Dropout of the feed-forward alone, and one norm for both sublayers.
-    expected={"hidden_dropout": (0,), "use_parallel_residual": (False,)},
+    expected={"hidden_dropout": (0,)},  # of the feed-forward alone
     prefix="model.",
     ignored=ROTARY_BUFFERS,
     read_rest=_read_stablelm,

@@ -1,9 +1,10 @@
-"""Llama and what has its layout: Mistral, Qwen, Phi-3, SmolLM3, Granite, Gemma and gpt-oss.
+"""Llama and what has its layout: Mistral, Qwen, Phi-3, SmolLM3, Granite, GLM-4, Gemma and gpt-oss.
 
 All have RoPE, RMSNorm before each sublayer and a gated feed-forward without biases. They differ in
 a few settings: windows (Mistral), experts (Mixtral), biases of queries, keys and values (Qwen2),
-norms of queries and keys (Qwen3), fused projections in the files (Phi-3), layers without positions
-(SmolLM3), and factors of embeddings, sublayers, scores and logits (Granite).
+norms of queries and keys (Qwen3), fused projections in the files (Phi-3, GLM-4), layers without
+positions (SmolLM3), and factors of embeddings, sublayers, scores and logits (Granite). GLM-4 has
+norms after the sublayers too, and rotates neighboring entries of half a head.
 
 Gemma has scaled embeddings and gains of 1 + weight. Gemma 2 and 3 have norms after the sublayers
 too, and layers with a window between layers without; Gemma 2 caps its scores and logits, Gemma 3
@@ -166,6 +167,15 @@ def read_windows(
     return with_blocks(config, [dataclasses.replace(block, mixer=mixers[kind]) for kind in kinds])
 
 
+def kinds_by_period(fields: Fields, config: TransformerConfig) -> list[str]:
+    """Return the kinds of layers of which the last of every `sliding_window_pattern` is full."""
+    period = fields.take("sliding_window_pattern")
+    return [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(config.num_layers)
+    ]
+
+
 def write_windows(config: TransformerConfig) -> dict[str, Any]:
     """Return the fields of layers of which some have a window."""
     windows = [getattr(block.mixer, "window", 0) for block in all_blocks(config)]
@@ -299,16 +309,20 @@ EXPERTS = (
 )
 
 # The parts of a fused matrix are side by side along its outputs, in this order.
+FUSED_GATES = (
+    Weight(
+        f"{LAYER}.mlp.gate_up_proj.weight", ("layers/feed_forward/gate", "layers/feed_forward/up")
+    ),
+    Weight(f"{LAYER}.mlp.down_proj.weight", "layers/feed_forward/down"),
+)
+
 FUSED = (
     Weight(
         f"{LAYER}.self_attn.qkv_proj.weight",
         ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value"),
     ),
     Weight(f"{LAYER}.self_attn.o_proj.weight", "layers/mixer/output"),
-    Weight(
-        f"{LAYER}.mlp.gate_up_proj.weight", ("layers/feed_forward/gate", "layers/feed_forward/up")
-    ),
-    Weight(f"{LAYER}.mlp.down_proj.weight", "layers/feed_forward/down"),
+    *FUSED_GATES,
 )
 
 ROTARY_BUFFERS = ("*.rotary_emb.inv_freq",)
@@ -416,6 +430,32 @@ GRANITE = dataclasses.replace(
     write_rest=_write_granite,
 )
 
+GLM4 = dataclasses.replace(
+    LLAMA,
+    model_type="glm4",
+    architectures=(Architecture("Glm4ForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base,
+        {"layer_pattern.norm_placement": "sandwich", "layer_pattern.mixer.output_bias": False},
+    ),
+    settings=(
+        *DECODER_SIZES,
+        *FEED_FORWARD,
+        ATTENTION_BIAS,
+        Rotary(partial=True, layout="interleaved"),
+    ),
+    weights=(
+        *ENDS,
+        *ATTENTION,
+        *FUSED_GATES,
+        *norm(f"{LAYER}.input_layernorm", "layers/mixer_norm"),
+        *norm(f"{LAYER}.post_self_attn_layernorm", "layers/mixer_output_norm"),
+        *norm(f"{LAYER}.post_attention_layernorm", "layers/feed_forward_norm"),
+        *norm(f"{LAYER}.post_mlp_layernorm", "layers/feed_forward_output_norm"),
+    ),
+    constants={"pad_token_id": None},  # as in Phi-3
+)
+
 
 # Gemma.
 
@@ -432,11 +472,7 @@ def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig
 
 
 def _read_gemma3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    period = fields.take("sliding_window_pattern")
-    kinds = [
-        "sliding_attention" if (layer + 1) % period else "full_attention"
-        for layer in range(config.num_layers)
-    ]
+    kinds = kinds_by_period(fields, config)
     names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
     ropes = read_ropes(fields, names, {"full_attention": fields.take("rope_scaling", {})})
     attention = _with_divisor(fields, config)

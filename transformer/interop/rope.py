@@ -11,6 +11,7 @@ from transformer.attention.rope import (
     LongRoPEScaling,
     NoScaling,
     RoPE,
+    RopeLayout,
     RopeScaling,
     YaRNScaling,
 )
@@ -31,6 +32,7 @@ class Rotary:
     theta: str = "rope_theta"
     """Field of the base in transformers 4."""
     fraction: str = FRACTION
+    layout: RopeLayout = "halves"
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """Return the positions by their path."""
@@ -48,6 +50,7 @@ class Rotary:
                 raise fields.unsupported(
                     "rope_parameters", f"a {FRACTION} that rotates an even part of {head_dim}"
                 )
+        rope = dataclasses.replace(rope, layout=self.layout)
         return {"layer_pattern.mixer.position": rope}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:

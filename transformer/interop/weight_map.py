@@ -2,7 +2,8 @@
 
 A `Weight` names a tensor, the parameters that it holds, and a layout: how the values of the
 parameters are arranged in the tensor. A layout is written once and used in both directions. All of
-them are views (transposition, splits, reshapes), so values survive a round trip bit for bit.
+them move values alone (transposition, splits, reshapes), most as views, so values survive a round
+trip bit for bit.
 
 Names are templates: `{layer}` is the number of a layer and `{index}` that of an expert or head. A
 parameter below `layers/` stands for one layer: `layers/mixer/query` is layer l of
@@ -95,7 +96,10 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class HeadsInterleaved:
-    """Queries, keys and values of a head, then those of the next: [N, 3, H, D] as one matrix."""
+    """Queries of a key-value head, its key and its value, then those of the next.
+
+    [K, N / K + 2, H, D] as one matrix, with its axes of heads, of their width and of the inputs.
+    """
 
     def shape(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
         """Return the shape of the tensor."""
@@ -103,18 +107,30 @@ class HeadsInterleaved:
 
     def split(self, tensor: Array, leaves: Sequence[Leaf]) -> list[Array]:
         """Return the values of each leaf, as views of the tensor."""
-        heads, head_dim = leaves[0].unit_shape[-2:]
-        by_head = tensor.reshape(heads, len(leaves), head_dim, -1)  # last axis: D, or 1 of a bias
-        parts = (np.moveaxis(by_head[:, index], -1, 0) for index in range(len(leaves)))
+        num_groups, head_dim = leaves[-1].unit_shape[-2:]
+        ends = list(itertools.accumulate(self._heads_per_group(leaves)))
+        groups = tensor.reshape(num_groups, ends[-1], head_dim, -1)  # last axis: D, or 1 of a bias
+        # Grouped queries are copied: their two axes of heads are not one of the tensor.
+        parts = (
+            np.moveaxis(part.reshape(-1, *part.shape[2:]), -1, 0)
+            for part in np.split(groups, ends[:-1], axis=1)
+        )
         return [
             part if leaf.axes.inputs else part[0] for part, leaf in zip(parts, leaves, strict=True)
         ]
 
     def join(self, values: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
         """Return the tensor that `split` takes apart."""
-        stacked = np.stack([value.reshape(-1, *value.shape[-2:]) for value in values])
-        by_head = np.moveaxis(stacked, (0, 1), (1, 3))  # [3, D, N, H] -> [N, 3, H, D]
-        return by_head.reshape(self.shape(leaves))
+        num_groups, head_dim = leaves[-1].unit_shape[-2:]
+        parts = [
+            np.moveaxis(value.reshape(-1, num_groups, heads, head_dim), 0, -1)
+            for value, heads in zip(values, self._heads_per_group(leaves), strict=True)
+        ]
+        return np.concatenate(parts, axis=1).reshape(self.shape(leaves))
+
+    def _heads_per_group(self, leaves: Sequence[Leaf]) -> list[int]:
+        """Return the heads of each leaf beside one key-value head."""
+        return [leaf.unit_shape[-2] // leaves[-1].unit_shape[-2] for leaf in leaves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +154,7 @@ class AsIs:
 
 @dataclasses.dataclass(frozen=True)
 class AllExperts:
-    """All experts of a layer: [E, inputs, outputs], or [E, outputs] for biases.
+    """All experts (or heads) of a layer: [E, inputs, outputs], or [E, outputs] of biases and gains.
 
     The outputs of several parameters alternate: first of the first, first of the second, ...
     """

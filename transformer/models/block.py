@@ -25,7 +25,7 @@ from transformer.model_context import ModelContext
 from transformer.taps import outputs_within
 from transformer.validation import Fraction, Mark, PositiveFloat, Settings
 
-NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel"]
+NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel", "parallel_shared"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,9 @@ class BlockConfig(Settings):
     norm_placement: NormPlacement = "pre"
     """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `output`:
     x + norm(f(x)) (Liu et al. 2022, Swin v2; OLMo 2). `sandwich`: x + norm(f(norm(x))) (Ding et
-    al. 2021). `parallel`: mixer and feed-forward read the same
-    x, each through a norm of its own, and both are added to it (GPT-NeoX)."""
+    al. 2021). `parallel`: mixer and feed-forward read the same x, each through a norm of its own,
+    and both are added to it (GPT-NeoX). `parallel_shared`: both through the norm of the mixer
+    (GPT-J: Wang and Komatsuzaki 2021; Chowdhery et al. 2022)."""
     residual: bool = True
     """Add x to the output of each sublayer. False is for ablations: deep stacks hardly train."""
     residual_scale: PositiveFloat = 1.0
@@ -58,10 +59,10 @@ class BlockConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mixer_norm and self.norm_placement in ("output", "sandwich"):
+        if not self.mixer_norm and self.norm_placement in ("output", "sandwich", "parallel_shared"):
             raise ValueError(
-                f"BlockConfig.mixer_norm false: {self.norm_placement} placement normalizes the "
-                "mixer's output; set it to true, or norm_placement to pre"
+                f"BlockConfig.mixer_norm false: {self.norm_placement} placement has no norm of the "
+                "mixer's input alone; set it to true, or norm_placement to pre"
             )
 
     @functools.cached_property
@@ -151,13 +152,13 @@ class Block(nn.Module):
 
         x = residual_pre = tap("residual_pre", x)
         mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")
-        normed = self.pre_norm("mixer", x)
+        mixer_normed = self.pre_norm("mixer", x)
         mixer_inputs = inputs.replace(
             cache=mixer_cache, dropout_rngs=rngs("mixer"), constants=constants.mixer
         )
         if memory is not None and config.mixer.reads_memory:
             mixer_inputs = mixer_inputs.replace(mask=memory.mask, memory=memory.x)
-        mixed = apply_mixer(mixer, normed, mixer_inputs)
+        mixed = apply_mixer(mixer, mixer_normed, mixer_inputs)
         y = tap("mixer_output", mixed.y)
         x = self.add_residual("mixer", x, y, rngs("mixer_residual"))
         cache = mixed.cache
@@ -188,8 +189,13 @@ class Block(nn.Module):
         x = tap("residual_mid", x)
 
         if config.feed_forward is not None:
-            parallel = config.norm_placement == "parallel"
-            normed = self.pre_norm("feed_forward", residual_pre if parallel else x)
+            match config.norm_placement:
+                case "parallel_shared":
+                    normed = mixer_normed
+                case "parallel":
+                    normed = self.pre_norm("feed_forward", residual_pre)
+                case _:
+                    normed = self.pre_norm("feed_forward", x)
             fed: FeedForwardOutput
             if isinstance(config.feed_forward, MoEConfig):
                 experts = MixtureOfExperts(config.feed_forward, context, name="feed_forward")

@@ -113,7 +113,8 @@ class TransformerConfig(Settings):
     """Factor of the output matrix. muP (Yang et al. 2022): the width at which the learning rate was
     tuned over D, so that logits do not grow with the width. T5 with tied weights: 1 / sqrt(D)."""
     logit_bias: bool = False
-    """Add a trained bias to each logit. Encoder-decoders only (Marian)."""
+    """Add a trained bias to each logit (GPT-J, Phi, Marian). Language models and encoder-decoders
+    only; `masked_head` has that of a masked language model."""
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
     logit_soft_cap: NonNegativeFloat = 0.0
@@ -138,10 +139,9 @@ class TransformerConfig(Settings):
 
     def __post_init__(self) -> None:
         check_nested_settings(self)
-        if self.logit_bias and (self.encoder is None or not self.causal):
+        if self.logit_bias and not self.causal:
             raise ValueError(
-                "TransformerConfig.logit_bias true: is for causal encoder-decoders only; set it to "
-                "false"
+                "TransformerConfig.logit_bias true: is for causal models only; set it to false"
             )
         if self.embedding_dim and (self.encoder is not None or self.causal):
             raise ValueError(

@@ -9,7 +9,14 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
 
 from transformer.layers.activations import cap_logits
-from transformer.layers.basic import apply_linear, apply_matrix, declare_table, dropout, fold_in
+from transformer.layers.basic import (
+    apply_linear,
+    apply_matrix,
+    declare_table,
+    declare_weight,
+    dropout,
+    fold_in,
+)
 from transformer.layers.norms import Norm
 from transformer.layers.position_embedding import NoPosition, embed_positions, embed_token_types
 from transformer.model_context import ModelContext
@@ -114,6 +121,19 @@ def get_output_matrix(params: Any, config: TransformerConfig) -> Float[Array, "D
     return _scale_output(matrix, config)
 
 
+def declare_output_bias(module: nn.Module, config: TransformerConfig) -> Float[Array, "Vp"] | None:
+    """Declare the bias of the logits, `output_bias`; None if the model has none."""
+    if not config.logit_bias:
+        return None
+    return declare_weight(
+        module,
+        "output_bias",
+        outputs={"vocab": config.padded_vocab_size},
+        init=nn.initializers.zeros,
+        dtype=config.precision.parameters,
+    )
+
+
 def _scale_output(matrix: jax.Array, config: TransformerConfig) -> jax.Array:
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
@@ -123,7 +143,7 @@ def compute_logits(
     matrix: Float[Array, "D Vp"],
     config: TransformerConfig,
     context: ModelContext,
-    bias: Float[Array, "Vp"] | None = None,
+    bias: Float[Array, "Vp"] | None,
 ) -> Float[Array, "B T V"]:
     """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)

@@ -11,13 +11,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.basic import declare_weight, fold_in
+from transformer.layers.basic import fold_in
 from transformer.model_context import ModelContext
 from transformer.models.block import Memory
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.embedding import (
     compute_logits,
     declare_embedding,
+    declare_output_bias,
     declare_output_matrix,
     embed_tokens,
 )
@@ -146,15 +147,7 @@ class EncoderDecoder(Model):
             taps.layers,
         )
         matrix = declare_output_matrix(self, table, config, context)
-        bias = None
-        if config.logit_bias:
-            bias = declare_weight(
-                self,
-                "output_bias",
-                outputs={"vocab": config.padded_vocab_size},
-                init=nn.initializers.zeros,
-                dtype=config.precision.parameters,
-            )
+        bias = declare_output_bias(self, config)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, context, bias)

@@ -7,7 +7,11 @@ from flax import linen as nn
 from jaxtyping import Array, Int, Key
 
 from transformer.attention.masks import Segments
-from transformer.models.embedding import compute_logits, declare_output_matrix
+from transformer.models.embedding import (
+    compute_logits,
+    declare_output_bias,
+    declare_output_matrix,
+)
 from transformer.models.model import (
     LOGITS,
     Model,
@@ -50,9 +54,10 @@ class LanguageModel(Model):
             edits=edits,
         )
         matrix = declare_output_matrix(self, output.embedding_table, self.config, self.context)
+        bias = declare_output_bias(self, self.config)
         logits = None
         if "logits" in outputs:  # the trainer asks for none: its loss is fused with the matrix
-            logits = compute_logits(output.x, matrix, self.config, self.context)
+            logits = compute_logits(output.x, matrix, self.config, self.context, bias)
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap

@@ -106,6 +106,37 @@ def test_qk_norm_is_applied_per_head_before_rope() -> None:
     assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
 
 
+def test_heads_are_clipped_before_norms_of_their_own() -> None:
+    config = AttentionConfig(
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=8,
+        qk_norm=NormConfig(epsilon=1e-3, bias=False),
+        qk_norm_heads="separate",
+        qkv_clip=0.7,
+    )
+    mixer, params = made(config)
+    assert params["query_norm"]["gain"].shape == (6, 8)
+    assert params["key_norm"]["gain"].shape == (3, 8)
+    x = normal(1, B, T, D)
+    output = applied(mixer, params, x)
+
+    def clipped(name: str) -> Array:  # [B, T, N, H]
+        heads = np.einsum("BTD,DNH->BTNH", x, params[name]) + params[f"{name}_bias"]
+        return np.clip(heads, -0.7, 0.7)
+
+    def normed(name: str) -> Array:
+        gain = params[f"{name}_norm"]["gain"]
+        return formulas.layer_norm(clipped(name), gain, 0.0, 1e-3)
+
+    k, v = (np.repeat(each, 2, axis=2) for each in (normed("key"), clipped("value")))
+    scores = np.einsum("BTNH,BSNH->BNTS", normed("query"), k) / np.sqrt(8)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert_close(output.aux["weights"], weights)
+    y = np.einsum("BNTS,BSNH->BTNH", weights, v)
+    assert_close(output.y, np.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"])
+
+
 def test_memory_is_projected_once() -> None:
     """Later calls read keys and values from the cache; their matrices are not needed."""
     mixer, params = made(CASES["values of their own width"])

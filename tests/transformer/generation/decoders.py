@@ -43,7 +43,12 @@ LLAMA = TransformerConfig(
     d_model=22,
     num_layers=3,
     layer_pattern=(
-        BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
+        BlockConfig(
+            mixer=_ROTARY,
+            feed_forward=_GATED,
+            norm=NormConfig("rms"),
+            norm_placement="parallel_shared",
+        ),
         BlockConfig(
             mixer=dataclasses.replace(_ROTARY, num_kv_heads=1, value_head_dim=3),
             feed_forward=MoEConfig(5, 2, FeedForwardConfig(d_ff=17)),
@@ -51,6 +56,7 @@ LLAMA = TransformerConfig(
         ),
     ),
     tie_embeddings=False,
+    logit_bias=True,
     final_norm=NormConfig("rms"),
     layer_loop="scan",
 )

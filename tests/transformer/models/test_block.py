@@ -51,7 +51,10 @@ def make_block(config: BlockConfig) -> tuple[Any, Any]:
 
 
 def expected(x: Array, w: Any, config: BlockConfig) -> Array:
-    """Compute x + f(norm(x)) and the like, for attention and then feed-forward."""
+    """Compute x + f(norm(x)) and the like, for attention and then feed-forward.
+
+    Parallel blocks are x + attention(norm(x)) + feed_forward(norm(x)), with one norm or two.
+    """
 
     def norm(name: str, x: Array) -> Array:
         assert config.norm is not None
@@ -66,6 +69,10 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
     def feed_forward(x: Array) -> Array:
         return formulas.feed_forward(x, w["feed_forward"], "relu")
 
+    if config.norm_placement.startswith("parallel"):
+        is_shared = config.norm_placement == "parallel_shared"
+        fed = norm("mixer_norm" if is_shared else "feed_forward_norm", x)
+        return x + config.residual_scale * (attention(norm("mixer_norm", x)) + feed_forward(fed))
     for name, f in (("mixer_norm", attention), ("feed_forward_norm", feed_forward)):
         output_name = name.replace("norm", "output_norm")
         if config.norm_placement == "pre":
@@ -86,6 +93,8 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
         ("post", "layer", 1.0),
         ("output", "layer", 0.3),
         ("sandwich", "layer", 1.0),
+        ("parallel", "layer", 1.0),
+        ("parallel_shared", "rms", 0.3),
     ],
 )
 def test_matches_formula(placement: str, kind: str, scale: float) -> None:
@@ -93,6 +102,7 @@ def test_matches_formula(placement: str, kind: str, scale: float) -> None:
     run, params = make_block(case)
     x = normal(1, B, T, D)
     assert_close(run(params, x).x, expected(x, params, case))
+    assert ("feed_forward_norm" in params) == (placement != "parallel_shared")
 
 
 def test_dropout_applies_to_sublayers_not_to_the_residual() -> None:

@@ -373,14 +373,17 @@ class Longformer(Mixer):
 
         For few queries it is cheaper not to project all T tokens:
         q . (W x) = (q W) . x, and a mean of W x is W times the mean of x.
-        The key bias adds a constant to all scores of a query, which the softmax ignores. A norm or
-        a rotation of the keys between projection and score rules that out.
+        The key bias adds a constant to all scores of a query, which the softmax ignores. A norm,
+        a rotation or a clip of the keys between projection and score rules that out.
         """
         config, context = self.config, self.context
         head_dim = config.resolved_head_dim(context.d_model)
         axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
         is_few = 2 * index.shape[1] * config.num_heads <= axes["kv_heads"] * axes["head"]
-        if not is_few or config.qk_norm is not None or isinstance(config.position, RoPE):
+        is_linear = (
+            config.qk_norm is None and not config.qkv_clip and not isinstance(config.position, RoPE)
+        )
+        if not (is_few and is_linear):
             q, k, v = project_qkv(self, x, positions, suffix="_global")
             return attend_from_tokens(gather_tokens(q, index), k, v, mask, score_spec, index)
         rows = gather_tokens(x, jnp.broadcast_to(index, (x.shape[0], index.shape[1])))

@@ -22,7 +22,7 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.scores import ScaledDotScore, declare_sink_logits
+from transformer.attention.scores import DotScore, ScaledDotScore, declare_sink_logits
 from transformer.attention.sparse_ops.visible_key_counts import (
     MeanVisibleKeys,
     symmetric_visible_keys,
@@ -47,7 +47,7 @@ class SlidingWindowConfig(MultiHeadConfig):
     keys after it."""
     dilation: PositiveInt = 1
     """Positions per step. More than 1 widens the window and leaves gaps in it."""
-    score: ScaledDotScore = ScaledDotScore()
+    score: ScaledDotScore | DotScore = ScaledDotScore()
     """Score of a query and a key."""
     soft_cap: NonNegativeFloat = 0.0
     """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
@@ -115,7 +115,7 @@ class SlidingWindowAttention(Mixer):
             cache = cache.append(qkv.k, qkv.v, positions)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
         score_spec = ScoreSpec(
-            scale=(config.score.divisor or q.shape[-1]) ** -0.5,
+            scale=config.score.scale(q.shape[-1]),
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

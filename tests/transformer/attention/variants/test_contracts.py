@@ -51,6 +51,7 @@ FULL: list[MixerConfig] = [
         num_heads=2,
         position=RoPE(layout="interleaved", scaling=YaRNScaling(2.0, 16)),
         qk_norm=NormConfig("rms"),
+        qk_norm_heads="separate",
     ),
     AttentionConfig(
         num_heads=4, num_kv_heads=2, position=RelativePositions(3), score=BilinearScore()

@@ -143,6 +143,7 @@ WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
     [
         dict(head_dim=16),  # of few global queries: less is projected
         dict(head_dim=16, qk_norm=NormConfig(), position=RoPE(), num_global_tokens=2),
+        dict(head_dim=16, qkv_clip=0.3),  # a clip is not linear: all keys are projected
     ],
 )
 def test_single_documents_match_those_in_a_packed_batch(settings: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def test_matches_formula(placement: str, kind: str, scale: float) -> None:
     run, params = make_block(case)
     x = normal(1, B, T, D)
     assert_close(run(params, x).x, expected(x, params, case))
-    assert ("feed_forward_norm" in params) == (placement != "parallel_shared")
+    assert ("feed_forward_norm" in params) == (placement not in ("output", "parallel_shared"))
 
 
 def test_dropout_applies_to_sublayers_not_to_the_residual() -> None:

@@ -23,8 +23,13 @@ from bench.contender import Contender, interpreter
 from bench.machine import cores, gpu_name, machine
 from bench.side_by_side import Row, compare, race, table
 from train.errors import UserError
+from train.estimate.chips import CHIPS
 
 PEER = "Hugging Face"
+STACKED = "ours, from stacks"
+
+COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
+"""XLA records the kernels of a loop's body as one graph, and starts it once for each token."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,9 @@ class Options:
     """Dtype of weights and products on both sides."""
     compile: bool = False
     """Compile the peer's step, with a cache of fixed size."""
+    variants: bool = False
+    """Race ours against itself in place of the peer: from stacked weights, and with XLA's command
+    buffers for the loop over tokens (GPUs)."""
     rounds: int = 7
     """Number of turns per side; a turn continues one batch."""
     warmup: int = 1
@@ -72,9 +80,16 @@ def contenders(options: Options, batch: int) -> list[Contender]:
     shared = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
     settings = {name: getattr(options, name) for name in (*shared, "precision", "compile")}
     settings |= {"batch": batch, "threads": cores()}
+    ours = (sys.executable, "-m", "bench.peers.ours_decoding")
+    if options.variants:
+        return [
+            Contender("ours", ours, settings),
+            Contender("command buffers", ("env", f"XLA_FLAGS={COMMAND_BUFFERS}", *ours), settings),
+            Contender(STACKED, ours, {**settings, "stacked": True}),
+        ]
     torch_python = interpreter(options.torch_python)
     return [
-        Contender("ours", (sys.executable, "-m", "bench.peers.ours_decoding"), settings),
+        Contender("ours", ours, settings),
         Contender(PEER, (torch_python, "-m", "bench.peers.huggingface_decoding"), settings),
     ]
 
@@ -89,7 +104,9 @@ def measure(options: Options, batch: int) -> Measurement:
         seed=options.seed,
         build_together=bool(gpu_name()),
     )
-    return Measurement(batch, PEER, compare(records, PEER, batch * options.new_tokens))
+    reference = STACKED if options.variants else PEER
+    rows = compare(records, reference, batch * options.new_tokens)
+    return Measurement(batch, reference, rows)
 
 
 def main(options: Options) -> None:
@@ -102,10 +119,27 @@ def main(options: Options) -> None:
         measurement = measure(options, batch)
         measurements.append(measurement)
         if not options.json:
-            console.print(table(_title(options, batch), measurement.rows, PEER, "tokens"))
+            title, reference = _title(options, batch), measurement.reference
+            console.print(table(title, measurement.rows, reference, "tokens"))
+            if gpu_name():
+                console.print(_bandwidth(options, measurement))
     if options.json:
         output = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
         print(json.dumps(output, indent=2))
+
+
+def _bandwidth(options: Options, measurement: Measurement) -> str:
+    """Return the share of the memory's bandwidth that reading each weight once a token takes."""
+    kinds = [chip for chip in CHIPS.values() if chip.device_kind == gpu_name()]
+    if not kinds:
+        return f"the bandwidth of {gpu_name()} is not known"
+    width = 4 if options.precision == "float32" else 2
+    shares = []
+    for row in measurement.rows:
+        num_bytes = width * int(row.record.facts["parameters"])
+        share = row.rate / measurement.batch * num_bytes / kinds[0].memory_bandwidth
+        shares.append(f"{row.record.name} {share:.0%}")
+    return "of the bandwidth, every weight once a token: " + ", ".join(shares)
 
 
 def _title(options: Options, batch: int) -> str:

@@ -161,21 +161,24 @@ def _kernels(body: Sequence[str], parts: dict[str, list[str]]) -> Iterator[Kerne
 
 def _fusion_bytes(lines: Sequence[str], operands: list[int], written: int) -> tuple[list[int], int]:
     """Return the bytes of a fusion's operands and results, of slices as far as they are used."""
-    for line in lines:
-        match = INSTRUCTION.match(line)
-        if match is None or match[3] != "parameter":
+    instructions = [match for line in lines if (match := INSTRUCTION.match(line))]
+
+    def users(name: str) -> Iterator[re.Match[str]]:
+        for each in instructions:
+            if f"%{name}" in re.findall(r"%[\w.\-]+", each[4].split(")")[0]):
+                if each[3] == "bitcast":
+                    yield from users(each[1])
+                else:
+                    yield each
+
+    for parameter in instructions:
+        if parameter[3] != "parameter":
             continue
-        users = [
-            user
-            for other in lines
-            if (user := INSTRUCTION.match(other))
-            and f"%{match[1]}" in re.findall(r"%[\w.\-]+", user[4].split(")")[0])
-        ]
-        index = int(match[4].split(")")[0])
-        if users and all(user[3] in ("dynamic-slice", "gather", "slice") for user in users):
-            operands[index] = sum(size_of(user[2]) for user in users)
-        if any(user[3] in ("dynamic-update-slice", "scatter") for user in users):
-            written -= size_of(match[2])  # in place
+        index, readers = int(parameter[4].split(")")[0]), list(users(parameter[1]))
+        if readers and all(each[3] in ("dynamic-slice", "gather", "slice") for each in readers):
+            operands[index] = sum(size_of(each[2]) for each in readers)
+        if any(each[3] in ("dynamic-update-slice", "scatter") for each in readers):
+            written -= size_of(parameter[2])  # in place
             operands[index] = 0
     return operands, max(written, 0)
 

@@ -25,6 +25,7 @@ from bench.contender import Contender, interpreter
 from bench.machine import cores, gpu_name, machine
 from bench.side_by_side import Row, compare, race, table
 from train.errors import UserError
+from train.estimate.chips import CHIPS
 
 Gelu = Literal["erf", "tanh"]
 OURS = "ours"
@@ -32,7 +33,7 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Shape:
-    """GPT-2 shape and batch."""
+    """Shape of a model, and batch."""
 
     layers: int
     width: int
@@ -40,6 +41,8 @@ class Shape:
     context: int
     batch: int
     vocabulary: int
+    family: Literal["gpt2", "llama"] = "gpt2"
+    """llama: RoPE, RMSNorm, SwiGLU of 11/4 the width, no biases, an output matrix of its own."""
 
 
 SHAPES = {
@@ -47,6 +50,8 @@ SHAPES = {
     "gpt2": Shape(layers=12, width=768, heads=12, context=512, batch=2, vocabulary=50_304),
     "gpt2-1k": Shape(layers=12, width=768, heads=12, context=1024, batch=32, vocabulary=50_304),
     "medium-1k": Shape(layers=24, width=1024, heads=16, context=1024, batch=16, vocabulary=50_304),
+    "llama-1b": Shape(24, 2048, 16, context=2048, batch=8, vocabulary=32_000, family="llama"),
+    "llama-tiny": Shape(2, 256, 2, context=64, batch=2, vocabulary=1_000, family="llama"),
 }
 """Five steps of `small` and `gpt2` take about two seconds on two cores; the others fill a GPU."""
 
@@ -67,9 +72,13 @@ class Options:
     """A checkout of nanoGPT."""
     torch_python: Path = Path(sys.executable)
     """The interpreter that has PyTorch."""
-    shapes: tuple[Literal["small", "gpt2", "gpt2-1k", "medium-1k"], ...] = ("small", "gpt2")
+    shapes: tuple[
+        Literal["small", "gpt2", "gpt2-1k", "medium-1k", "llama-1b", "llama-tiny"], ...
+    ] = ("small", "gpt2")
     """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304;
-    gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16."""
+    gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16; llama-1b:
+    Llama's layout, 1.3 billion parameters, 24 layers x 2,048, T 2,048, B 8, against hf only;
+    llama-tiny: the same layout, to try it on a CPU."""
     batch: int = 0
     """Sequences in a batch; 0: those of the shape."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -160,10 +169,27 @@ def main(options: Options) -> None:
         shape = f"{_describe(sizes)}, {options.precision}"
         title = f"training step, {shape}, {options.rounds} rounds"
         console.print(table(title, measurement.rows, measurement.reference, "tokens"))
+        if gpu_name():
+            console.print(_utilization(sizes, options.precision, measurement.rows))
         measurements.append(measurement)
     if options.json:
         output = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
         print(json.dumps(output, indent=2))
+
+
+def _utilization(shape: Shape, precision: Literal["float32", "bfloat16"], rows: list[Row]) -> str:
+    """Return each side's share of the chip's peak, with the scores in full and the causal half."""
+    kinds = [chip for chip in CHIPS.values() if chip.device_kind == gpu_name()]
+    if not kinds:
+        return f"the peak of {gpu_name()} is not known"
+    peak = kinds[0].peak_flops_per_second(precision)
+    scores = 12 * shape.layers * shape.width * shape.context
+    shown = []
+    for row in rows:
+        weights = 6 * int(row.record.facts["parameters"])
+        full, half = (row.rate * (weights + part) / peak for part in (scores, scores / 2))
+        shown.append(f"{row.record.name} {full:.1%} ({half:.1%} with half of the scores)")
+    return "of the peak: " + ", ".join(shown)
 
 
 def _describe(shape: Shape) -> str:

@@ -1,11 +1,11 @@
-"""Contender Hugging Face: ``GPT2LMHeadModel`` with random weights, and its trainer's AdamW."""
+"""Contender Hugging Face: GPT-2 or Llama with random weights, and its trainer's AdamW."""
 
 from typing import Any
 
 import torch
 import transformers
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from bench.peers.torch_step import decayed_groups, device_of, torch_work
 from bench.protocol import Work, serve
@@ -15,10 +15,12 @@ ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """Build GPT-2 in the requested shape with random weights, without dropout."""
+    """Build the model in the requested shape with random weights, without dropout."""
     device = device_of(settings)
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(_config(settings)).to(device)
+    is_llama = settings["family"] == "llama"
+    made = LlamaForCausalLM(_llama(settings)) if is_llama else GPT2LMHeadModel(_config(settings))
+    model = made.to(device)
     optimizer = torch.optim.AdamW(
         decayed_groups(model, settings["weight_decay"]),
         lr=settings["learning_rate"],
@@ -47,6 +49,19 @@ def _config(settings: dict[str, Any]) -> GPT2Config:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+def _llama(settings: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=settings["vocabulary"],
+        hidden_size=settings["width"],
+        intermediate_size=settings["width"] * 11 // 4,
+        num_hidden_layers=settings["layers"],
+        num_attention_heads=settings["heads"],
+        max_position_embeddings=settings["context"],
         bos_token_id=None,
         eos_token_id=None,
     )

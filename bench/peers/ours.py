@@ -20,9 +20,11 @@ from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
 from transformer.attention.full import AttentionConfig
+from transformer.attention.rope import RoPE
 from transformer.layers.activations import ActivationKind
 from transformer.layers.feedforward import FeedForwardConfig
-from transformer.layers.position_embedding import LearnedPositions
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import NO_POSITION, LearnedPositions
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 from transformer.parameter_counts import count_parameters
@@ -32,11 +34,22 @@ ACTIVATIONS: dict[str, ActivationKind] = {"erf": "gelu", "tanh": "gelu_tanh"}
 
 
 def experiment_of(settings: dict[str, Any]) -> Experiment:
-    """Return GPT-2 in the requested shape: learned positions, pre-norm, biases, tied embeddings."""
-    block = BlockConfig(
-        mixer=AttentionConfig(num_heads=settings["heads"]),
-        feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),
-    )
+    """Return the model in the requested shape, as GPT-2 or as Llama lay it out."""
+    is_llama = settings.get("family") == "llama"
+    rms = NormConfig("rms")
+    if is_llama:
+        block = BlockConfig(
+            mixer=AttentionConfig(num_heads=settings["heads"], bias=False, position=RoPE()),
+            feed_forward=FeedForwardConfig(
+                d_ff=settings["width"] * 11 // 4, activation="silu", gated=True, bias=False
+            ),
+            norm=rms,
+        )
+    else:
+        block = BlockConfig(
+            mixer=AttentionConfig(num_heads=settings["heads"]),
+            feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),
+        )
     beta1, beta2 = settings["betas"]
     return Experiment(
         model=TransformerConfig(
@@ -44,7 +57,9 @@ def experiment_of(settings: dict[str, Any]) -> Experiment:
             d_model=settings["width"],
             num_layers=settings["layers"],
             layer_pattern=(block,),
-            position_embedding=LearnedPositions(settings["context"]),
+            position_embedding=NO_POSITION if is_llama else LearnedPositions(settings["context"]),
+            tie_embeddings=not is_llama,
+            final_norm=rms if is_llama else NormConfig(),
             precision=Precision.parse(settings["precision"]),
         ),
         data=TextDataConfig(sequence_length=settings["context"], document_masking=False),

@@ -15,6 +15,7 @@ from transformer.attention.full import AttentionConfig
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.layers.position_embedding import LearnedPositions
+from transformer.models import unstacked
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 from transformer.models.language_model import LanguageModel
@@ -32,6 +33,8 @@ def build(settings: dict[str, Any]) -> Work:
         position_embedding=LearnedPositions(settings["context"]),
         precision=Precision(parameters=settings["precision"], compute=settings["precision"]),
     )
+    if settings.get("stacked"):
+        unstacked.free_bytes = lambda device: 0  # as on a device that has no room for copies
     model = LanguageModel(config, local_hardware())
     token = jnp.zeros((1, 1), jnp.int32)
     params = jax.block_until_ready(jax.jit(model.init)(jax.random.key(0), token)["params"])

@@ -9,6 +9,8 @@ small models, on a CPU too.
 
 import importlib.metadata
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,12 +55,12 @@ def parts(options: Options) -> dict[str, list[Part]]:
     tiny = options.tiny
     precision = ("--precision", "float32" if tiny else "bfloat16")
     python = (sys.executable, "-m")
-    few = ("--rounds", "1", "--steps", "1", "--warmup", "1")
+    quick = ("--rounds", "1", "--steps", "1", "--warmup", "1")
     decode = (*python, "bench.decode", "--variants", *precision, "--batch", "1", "--rounds")
     small = ("--layers", "2", "--width", "64", "--heads", "2", "--vocabulary", "512")
     large = ("--layers", "48", "--width", "1600", "--heads", "25")
     step = (*python, "bench.train_step", *precision)
-    step += few if tiny else ("--rounds", "3", "--steps", "10", "--warmup", "5", "--compile")
+    step += quick if tiny else ("--rounds", "3", "--steps", "10", "--warmup", "5", "--compile")
     nanogpt = ("--against", "nanogpt", "--nanogpt", str(options.nanogpt))
     profiled = (
         ("transformer_base", "--rows", "1", "--steps", "1") if tiny else ("transformer_base",)
@@ -71,33 +73,33 @@ def parts(options: Options) -> dict[str, list[Part]]:
                 (*python, "pytest", "-q", "-c", "tests_device/pytest.ini", "--rootdir", ".")
                 + (("--collect-only",) if tiny else ())
                 + ("tests_device",),
-                170,
+                150,
                 ("pytest",),
             )
         ],
         "a": [
-            Part("decoding, 124M", (*decode, "1" if tiny else "3", *(small if tiny else ())), 80),
-            *([] if tiny else [Part("decoding, 1.5B", (*decode, "2", *large), 90)]),
+            Part("decoding, 124M", (*decode, "1" if tiny else "3", *(small if tiny else ())), 70),
+            *([] if tiny else [Part("decoding, 1.5B", (*decode, "2", *large), 80)]),
         ],
         "b": [
             Part(
                 "training step, 124M",
                 (*step, "--shapes", "small" if tiny else "gpt2-1k")
                 + (nanogpt if options.nanogpt else ("--against", "products")),
-                90,
+                80,
                 ("torch",) if options.nanogpt else (),
             )
         ],
-        "c": [Part("profile of transformer_base", (*python, "bench.step_profile", *profiled), 60)],
+        "c": [Part("profile of transformer_base", (*python, "bench.step_profile", *profiled), 50)],
         "d": [
             Part(
                 "Llama, 1.3B",
                 (*step, "--against", "hf", "--shapes", "llama-tiny" if tiny else "llama-1b"),
-                120,
+                110,
                 ("torch", "transformers"),
             )
         ],
-        "f": [Part("plan", (*python, "bench.drills.plan_time", *planned), 60)],
+        "f": [Part("plan", (*python, "bench.drills.plan_time", *planned), 50)],
     }
 
 
@@ -128,16 +130,17 @@ def main(options: Options) -> int:
             print(f"== {letter} {part.title}", flush=True)
             start, path = time.monotonic(), options.output / f"{letter}{number}.txt"
             with path.open("w") as log:
+                process = subprocess.Popen(
+                    part.command,
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
                 try:
-                    code = subprocess.run(
-                        part.command,
-                        cwd=ROOT,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        timeout=part.seconds * (10 if options.tiny else 1),
-                        check=False,
-                    ).returncode
+                    code = process.wait(part.seconds * (10 if options.tiny else 1))
                 except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)  # its contenders too
                     code = -1
             failed += code != 0
             print("\n".join(path.read_text().splitlines()[-25:]))

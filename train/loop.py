@@ -124,13 +124,11 @@ class TrainingLoop:
 
     def compile_ahead(self, checkpoints: CheckpointManager) -> None:
         """Start to compile the step while the state is made or restored, if steps are left."""
-        saved = max(checkpoints.steps(), default=0)
-        if saved >= self.experiment.steps:
-            return
-        if saved and self.setup.batches.position(0) is not None:
-            return  # batch 0 is far behind in a stream
-        _, batch = self.load_batch(0)
-        self.engine.compile_step_ahead(batch)
+        saved, batches = max(checkpoints.steps(), default=0), self.setup.batches
+        finished = saved and read_final_metrics(self.setup.folder, saved) is not None
+        if not finished and batches.one_shape and self.experiment.compile == "jit":
+            rows = batches.host_batch(0, jax.process_index(), jax.process_count())
+            self.engine.compile_step_ahead(self.engine.put_batch(rows))
 
     def stage_of_restore(self, checkpoints: CheckpointManager) -> AbstractContextManager[Stage]:
         """Return a stage for `restore_or_init`, with the time that it took before."""

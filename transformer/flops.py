@@ -211,7 +211,8 @@ def decode_step_weight_bytes(model: Model) -> int:
             continue
         table = leaf.path_in_side[0] in ("embedding", "positions")
         is_read_fully = _product_part(leaf, model) is not None or not table
-        read += leaf.num_bytes if is_read_fully else leaf.num_bytes // leaf.shape[0]
+        num_bytes = leaf.num_bytes if is_read_fully else leaf.num_bytes // leaf.shape[0]
+        read += num_bytes * count_uses(leaf, model.config)
     return read
 
 

@@ -169,6 +169,8 @@ class ArrayTrainingBatches(TrainingBatches):
     Every epoch has every example once, in an order of its own; a batch may span two epochs.
     """
 
+    one_shape = True
+
     arrays: Arrays
     batch_size: int
     seed: int

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,9 @@ def prefetch(
 
 class TrainingBatches(abc.ABC):
     """Endless sequence of training batches, each a pure function of the seed and the cursor."""
+
+    one_shape: ClassVar[bool] = False
+    """All batches have the shapes of batch 0, which takes no time to make."""
 
     @abc.abstractmethod
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
@@ -94,6 +97,8 @@ class TextTrainingBatches(TrainingBatches):
     Attributes:
       windows_per_epoch: Number of windows of an epoch.
     """
+
+    one_shape = True
 
     def __init__(
         self,

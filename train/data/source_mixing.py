@@ -105,6 +105,8 @@ class MixedTrainingBatches(TrainingBatches):
     Example e is example i of source k, as the schedule says: a pure function of the seed and e.
     """
 
+    one_shape = True
+
     def __init__(
         self,
         sources: dict[str, TextTrainingBatches],

@@ -46,20 +46,19 @@ class CompiledFunction:
     def __init__(self, jitted: jax.stages.Wrapped):
         self.jitted = jitted
         self._compiled: set[Any] = set()
-        self._ahead: Future[None] | None = None
+        self._ahead: dict[Any, Future[None]] = {}  # by the shapes of the batch
 
     def compile_ahead(self, state: Any, batch: Batch, *others: Any) -> None:
-        """Start to compile in a thread; the next call waits for it. The state may be abstract."""
+        """Start to compile in a thread; a call with this shape waits. The state may be abstract."""
         if _shapes(batch) in self._compiled:
             return
         executor = ThreadPoolExecutor(1, "compile")
-        self._ahead = executor.submit(self._compile, state, batch, *others)
+        self._ahead[_shapes(batch)] = executor.submit(self._compile, state, batch, *others)
         executor.shutdown(wait=False)
 
     def __call__(self, state: Any, batch: Batch, *others: Any) -> Any:
-        if self._ahead is not None:
-            wait([self._ahead])  # what it raised, the call raises
-            self._ahead = None
+        if ahead := self._ahead.pop(_shapes(batch), None):
+            wait([ahead])  # what it raised, the call raises
         if _shapes(batch) not in self._compiled:
             return_freed_memory()  # of the programs before, such as that of the initial state
             self._compile(state, batch, *others)

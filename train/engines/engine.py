@@ -210,12 +210,9 @@ class Engine:
         return state, metrics
 
     def compile_step_ahead(self, batch: Batch) -> None:
-        """Start to compile the step for batches like this one, before there is a state.
-
-        Does nothing for `pmap`.
-        """
-        if isinstance(self._step, CompiledFunction):
-            self._step.compile_ahead(self._abstract_state, batch, self.abstract_frozen())
+        """Start to compile the step of `jit` for batches like this one, before there is a state."""
+        step: Any = self._step
+        step.compile_ahead(self._abstract_state, batch, self.abstract_frozen())
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the program of `jit` before compilation. Arguments may be abstract."""

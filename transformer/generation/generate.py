@@ -96,8 +96,8 @@ def generate(
     reuse the compiled programs, whatever their seeds, stop tokens and settings of sampling.
 
     A model can be sampled from while it trains: on a CPU the weights are not copied, on an
-    accelerator only if half of its free memory holds the copy, which saves a copy of each layer at
-    every token. If the weights are fixed, give `unstack_for_decoding(params)`.
+    accelerator only if a quarter of its free memory holds the copy, which saves a copy of each
+    layer at every token. If the weights are fixed, give `unstack_for_decoding(params)`.
 
     Args:
       model: The model.
@@ -285,7 +285,8 @@ def _generate_chunks(
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
     params, limit = unstack_where_memory_allows(params), max_cache_length(model.config)
     num_rows = len(prompts)
-    if num_rows == 1 and model.hardware.platform == "gpu":
+    is_short = len(prompts[0]) <= 8 * max_new_tokens  # a longer one is costly to read twice
+    if num_rows == 1 and is_short and model.hardware.platform == "gpu":
         # XLA writes the products of one row with a matrix to memory, as large as the matrix, before
         # it adds them. A second row, which ends at once, makes it a matrix product.
         prompts = prompts * 2

@@ -82,7 +82,7 @@ def log_likelihoods(
         source_rows = [np.asarray(source, np.int32) for source in sources]
         longest = np.maximum(longest, [len(source) for source in source_rows])
     totals = np.zeros(len(rows))
-    for batch, batch_size in batches_of_tokens(longest.tolist(), limit):
+    for batch, batch_size in batches_of_tokens(longest.tolist(), None):
         tokens, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
         source = None
         if source_rows:

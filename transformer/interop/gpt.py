@@ -109,7 +109,7 @@ def _write_gpt_neo(config: TransformerConfig) -> dict[str, Any]:
 
 GPT_NEO = Family(
     "gpt_neo",
-    (Architecture("GPTNeoForCausalLM", "language_model"),),
+    decoder_classes("GPTNeo"),
     base=TransformerConfig(
         layer_pattern=(
             BlockConfig(mixer=AttentionConfig(bias=False, output_bias=True, score=DotScore())),
@@ -257,7 +257,7 @@ NO_BIAS = NormConfig(bias=False)
 
 MPT = Family(
     "mpt",
-    (Architecture("MptForCausalLM", "language_model"),),
+    decoder_classes("Mpt"),
     base=TransformerConfig(
         layer_pattern=(
             BlockConfig(

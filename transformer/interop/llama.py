@@ -167,9 +167,8 @@ def read_windows(
     return with_blocks(config, [dataclasses.replace(block, mixer=mixers[kind]) for kind in kinds])
 
 
-def kinds_by_period(fields: Fields, config: TransformerConfig) -> list[str]:
-    """Return the kinds of layers of which the last of every `sliding_window_pattern` is full."""
-    period = fields.take("sliding_window_pattern")
+def kinds_by_period(config: TransformerConfig, period: int) -> list[str]:
+    """Return the kinds of layers of which the last of every `period` has no window."""
     return [
         "sliding_attention" if (layer + 1) % period else "full_attention"
         for layer in range(config.num_layers)
@@ -433,7 +432,7 @@ GRANITE = dataclasses.replace(
 GLM4 = dataclasses.replace(
     LLAMA,
     model_type="glm4",
-    architectures=(Architecture("Glm4ForCausalLM", "language_model"),),
+    architectures=decoder_classes("Glm4"),
     base=with_settings(
         LLAMA.base,
         {"layer_pattern.norm_placement": "sandwich", "layer_pattern.mixer.output_bias": False},
@@ -472,7 +471,7 @@ def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig
 
 
 def _read_gemma3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    kinds = kinds_by_period(fields, config)
+    kinds = kinds_by_period(config, fields.take("sliding_window_pattern"))
     names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
     ropes = read_ropes(fields, names, {"full_attention": fields.take("rope_scaling", {})})
     attention = _with_divisor(fields, config)

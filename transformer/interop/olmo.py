@@ -26,6 +26,7 @@ from transformer.interop.llama import (
     QK_EPSILON,
     QK_NORMS,
     RMS,
+    kinds_by_period,
     read_windows,
     write_layer_ropes,
     write_windows,
@@ -60,14 +61,6 @@ OLMO2 = dataclasses.replace(
 )
 
 
-def _periodic_kinds(config: TransformerConfig, period: int) -> list[str]:
-    """Return the kinds of layers of which every `period`-th has no window."""
-    return [
-        "sliding_attention" if (layer + 1) % period else "full_attention"
-        for layer in range(config.num_layers)
-    ]
-
-
 def _read_olmo3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     scaling = {"full_attention": fields.take("rope_scaling", {})}
     parameters = fields.take("rope_parameters", {}).get("sliding_attention") or {}
@@ -80,7 +73,7 @@ def _read_olmo3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
     local = dataclasses.replace(attention, position=ropes["sliding_attention"])
     window = fields.take("sliding_window", 0)
-    return read_windows(fields, config, _periodic_kinds(config, 4), window, everywhere, local)
+    return read_windows(fields, config, kinds_by_period(config, 4), window, everywhere, local)
 
 
 def _write_olmo3(config: TransformerConfig) -> dict[str, Any]:
@@ -102,7 +95,7 @@ def _read_exaone4(fields: Fields, config: TransformerConfig) -> TransformerConfi
     window = fields.take("sliding_window", 0)
     kinds = ["full_attention"] * config.num_layers
     if window and "layer_types" not in fields:
-        kinds = _periodic_kinds(config, fields.take("sliding_window_pattern"))
+        kinds = kinds_by_period(config, fields.take("sliding_window_pattern"))
     attention: Any = config.layer_pattern[0].mixer
     everywhere = dataclasses.replace(attention, position=NO_POSITION) if window else attention
     return read_windows(fields, config, kinds, window, everywhere, attention)

@@ -20,6 +20,7 @@ from transformer.interop.family import (
     Architecture,
     Family,
     Setting,
+    decoder_classes,
     linear,
     norm,
     self_attention,
@@ -75,7 +76,7 @@ def _write_gptj(config: TransformerConfig) -> dict[str, Any]:
 
 GPTJ = Family(
     "gptj",
-    (Architecture("GPTJForCausalLM", "language_model"),),
+    decoder_classes("GPTJ"),
     base=TransformerConfig(
         layer_pattern=(
             dataclasses.replace(BLOCK, mixer=AttentionConfig(bias=False, position=RoPE())),
@@ -126,7 +127,7 @@ def _write_phi(config: TransformerConfig) -> dict[str, Any]:
 
 PHI = Family(
     "phi",
-    (Architecture("PhiForCausalLM", "language_model"),),
+    decoder_classes("Phi"),
     base=TransformerConfig(layer_pattern=(BLOCK,), logit_bias=True),
     settings=(
         *COMMON,
@@ -206,7 +207,7 @@ TWO_NORMS = "layers/feed_forward_norm/gain"
 
 FALCON = Family(
     "falcon",
-    (Architecture("FalconForCausalLM", "language_model"),),
+    decoder_classes("Falcon"),
     base=TransformerConfig(layer_pattern=(BLOCK,)),
     settings=(
         *COMMON,
@@ -309,7 +310,7 @@ COHERE = Family(
 def _read_cohere2(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     local: Any = config.layer_pattern[0].mixer
     everywhere = dataclasses.replace(local, position=NO_POSITION)
-    kinds = kinds_by_period(fields, config)
+    kinds = kinds_by_period(config, fields.take("sliding_window_pattern"))
     return read_windows(fields, config, kinds, fields.size("sliding_window"), everywhere, local)
 
 

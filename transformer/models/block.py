@@ -59,6 +59,11 @@ class BlockConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.residual and self.norm_placement.startswith("parallel"):
+            raise ValueError(
+                f"BlockConfig.residual false: with {self.norm_placement} placement the mixer's "
+                "output would be lost; set it to true, or norm_placement to pre"
+            )
         if not self.mixer_norm and self.norm_placement in ("output", "sandwich", "parallel_shared"):
             raise ValueError(
                 f"BlockConfig.mixer_norm false: {self.norm_placement} placement has no norm of the "

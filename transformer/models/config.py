@@ -58,7 +58,7 @@ class EncoderConfig(Settings):
     layer_pattern: tuple[BlockConfig, ...] = (BlockConfig(),)
     """Repeated sequence of P layers: layer i is `layer_pattern[i % P]`."""
     final_norm: NormConfig | None = NormConfig()
-    """Norm of the encoder's output. Pre-norm stacks need one; post-norm stacks end with one."""
+    """Norm of the encoder's output. Only stacks of `post` layers end with one already."""
     vocab_size: Annotated[int, Bounds(0, 2**28)] = 0
     """Size of the source vocabulary. 0: source and target share vocabulary and embeddings."""
     max_length: Annotated[int, Bounds(0, 2**24)] = 0
@@ -116,7 +116,7 @@ class TransformerConfig(Settings):
     """Add a trained bias to each logit (GPT-J, Phi, Marian). Language models and encoder-decoders
     only; `masked_head` has that of a masked language model."""
     final_norm: NormConfig | None = NormConfig()
-    """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
+    """Norm before the output matrix. Only stacks of `post` layers end with one already."""
     logit_soft_cap: NonNegativeFloat = 0.0
     """Soft cap c: c tanh(logit / c) limits logits to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""
@@ -142,6 +142,15 @@ class TransformerConfig(Settings):
         if self.logit_bias and not self.causal:
             raise ValueError(
                 "TransformerConfig.logit_bias true: is for causal models only; set it to false"
+            )
+        if (
+            self.encoder is not None
+            and self.encoder.max_length
+            and not isinstance(self.position_embedding, LearnedPositions)
+        ):
+            raise ValueError(
+                f"EncoderConfig.max_length {self.encoder.max_length}: is for learned positions "
+                "only; set it to 0"
             )
         if self.embedding_dim and (self.encoder is not None or self.causal):
             raise ValueError(

@@ -65,10 +65,10 @@ def unstack_where_memory_allows(params: Params) -> Params:
     """Return a model's parameters as `prefill` and `decode_step` take them.
 
     On a single CPU device each layer's weights become views of the stacks, which take no memory
-    (elsewhere no array lies within another). On a single accelerator they become copies, if half of
-    its free memory holds them: a step copies each layer of stacks before it uses it, and moves more
-    than twice the bytes. Otherwise the stacks are unchanged. Drop the result soon: as long as it
-    lives, `params` cannot be donated.
+    (elsewhere no array lies within another). On a single accelerator they become copies, if a
+    quarter of its free memory holds them, so that most is left for the cache: a step copies each
+    layer of stacks before it uses it, and moves more than twice the bytes. Otherwise the stacks are
+    unchanged. Drop the result soon: as long as it lives, `params` cannot be donated.
     """
     check_has_layers(params)
     # NumPy arrays, as an import may give, have no `devices`, which decide below.
@@ -83,7 +83,7 @@ def unstack_where_memory_allows(params: Params) -> Params:
     [device] = devices
     if device.platform != "cpu":
         num_bytes = sum(leaf.nbytes for leaf in leaves)
-        return unstack_for_decoding(params) if num_bytes <= free_bytes(device) / 2 else params
+        return unstack_for_decoding(params) if num_bytes <= free_bytes(device) / 4 else params
     # NumPy cannot import it by DLPack: its own dtypes have no bfloat16.
     if any(leaf.dtype == jnp.bfloat16 for leaf in leaves):
         return params

@@ -681,7 +681,12 @@ VARIANTS = (
             ("olmo2", "Olmo2", "Olmo2", LLAMA),
             ("olmo3", "Olmo3", "Olmo3", OLMO3),
             ("nemotron", "Nemotron", "Nemotron", LLAMA | dict(head_dim=12)),
-            ("stablelm", "StableLm", "StableLm", LLAMA),
+            (
+                "stablelm",
+                "StableLm",
+                "StableLm",
+                LLAMA | dict(num_attention_heads=3, num_key_value_heads=3),
+            ),
             ("qwen3moe", "Qwen3Moe", "Qwen3Moe", QWEN_MOE),
             ("qwen2moe", "Qwen2Moe", "Qwen2Moe", QWEN_MOE),
             ("exaone4", "Exaone4", "Exaone4", LLAMA | LOCAL),

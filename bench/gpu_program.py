@@ -107,7 +107,7 @@ def decoding_program(options: Options, batch: int, *, stacked: bool) -> str:
     )
     count = jnp.int32(32)
     arguments = abstract((params, state, jnp.array([-1], jnp.int32), count, count))
-    return continue_rows.lower(*arguments, model=model).compile().as_text()
+    return continue_rows.lower(*arguments, model=model).compile().as_text() or ""
 
 
 def computations(text: str) -> dict[str, list[str]]:

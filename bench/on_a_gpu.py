@@ -59,7 +59,7 @@ def parts(options: Options) -> dict[str, list[Part]]:
     decode = (*python, "bench.decode", "--variants", *precision, "--batch", "1", "--rounds")
     small = ("--layers", "2", "--width", "64", "--heads", "2", "--vocabulary", "512")
     large = ("--layers", "48", "--width", "1600", "--heads", "25")
-    step = (*python, "bench.train_step", *precision)
+    step: tuple[str, ...] = (*python, "bench.train_step", *precision)
     step += quick if tiny else ("--rounds", "3", "--steps", "10", "--warmup", "5", "--compile")
     nanogpt = ("--against", "nanogpt", "--nanogpt", str(options.nanogpt))
     profiled = (

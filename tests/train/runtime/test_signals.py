@@ -139,10 +139,13 @@ def test_ignored_hangup_stays_ignored() -> None:
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signal_before_training_exits_with_a_message(number: signal.Signals) -> None:
     ran = run(
-        "import os\n"
+        "import os, time\n"
         "from train.runtime.signals import exit_on_stop_signal\n"
         "with exit_on_stop_signal():\n"
         f"    os.kill(os.getpid(), {number:d})\n"
+        # Another thread may get the signal: the main thread sees it a little later.
+        "    for _ in range(600):\n"
+        "        time.sleep(0.1)\n"
         "    print('still here')\n"
     )
     assert ran.stdout == ""

@@ -209,9 +209,9 @@ def record_calls(function: Callable[..., Any], calls: list[str]) -> Callable[...
 
 def test_one_prompt_on_a_gpu_runs_beside_a_finished_row(gpt: tuple[LanguageModel, Any]) -> None:
     _, params = gpt
+    mixer: Any = GPT.layer_pattern[0].mixer
     block = dataclasses.replace(
-        GPT.layer_pattern[0],
-        mixer=dataclasses.replace(GPT.layer_pattern[0].mixer, backend="reference"),
+        GPT.layer_pattern[0], mixer=dataclasses.replace(mixer, backend="reference")
     )
     config = dataclasses.replace(GPT, layer_pattern=(block,))
     streamed: list[list[list[int]]] = []

@@ -57,7 +57,7 @@ def random_batch(shapes: dict[str, jax.ShapeDtypeStruct], vocabulary: int) -> di
     return {name: values(name, leaf).astype(leaf.dtype) for name, leaf in shapes.items()}
 
 
-def kernel_seconds(folder: str) -> Counter[str]:
+def kernel_nanoseconds(folder: str) -> Counter[str]:
     """Return nanoseconds by kernel in a profile."""
     [path] = Path(folder).rglob("*.xplane.pb")
     total: Counter[str] = Counter()
@@ -74,8 +74,7 @@ def main(options: Options) -> None:
     """Time and profile the step, and print its largest kernels."""
     hardware, console = local_hardware(), Console()
     experiment = resolve_precision(find_experiment(options.config), hardware)
-    tokenizer = experiment.data.tokenizer
-    if tokenizer is not None:
+    if experiment.data.tokenizer is not None:
         model = replace(experiment.model, vocab_size=options.vocabulary)
         experiment = replace(experiment, model=model)
     experiment, _ = resolve_sizes(experiment)
@@ -98,7 +97,7 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             run()
-        kernels = kernel_seconds(folder)
+        kernels = kernel_nanoseconds(folder)
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     title = f"{options.config}, {rows} rows: {seconds * 1e3:.1f} ms a step without the profiler"
     grid = Table(title=title)

@@ -153,7 +153,7 @@ def _embed(
             vectors = masked_max(hidden, segments)[:, 0]
         case "first":
             vectors = hidden[:, 0]
-        case _:
+        case _:  # last
             last = (lengths - 1)[:, None, None]
             vectors = jnp.take_along_axis(hidden, last, axis=1)[:, 0]
     if normalize:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -51,8 +51,10 @@ def prefetch(
 class TrainingBatches(abc.ABC):
     """Endless sequence of training batches, each a pure function of the seed and the cursor."""
 
-    one_shape: ClassVar[bool] = False
-    """All batches have the shapes of batch 0, which takes no time to make."""
+    @property
+    def one_shape(self) -> bool:
+        """True if all batches have the shapes of batch 0, which takes no time to make."""
+        return False
 
     @abc.abstractmethod
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:

@@ -109,6 +109,10 @@ class MaskedTrainingBatches(TrainingBatches):
     batches: TrainingBatches
     masking: Masking
 
+    @property
+    def one_shape(self) -> bool:
+        return self.batches.one_shape
+
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
         return self.masking.mask_batch(self.batches.host_batch(cursor, host, num_hosts))
 

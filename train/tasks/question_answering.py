@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.token_labels import TokenLabelDataConfig
-from train.data.tokenizer import Tokenizer
+from train.data.tokenizer import Tokenizer, TokenPair
 from train.errors import UserError
 from train.step import Batch, LossFn
 from train.tasks.example_task import ExampleTask
@@ -75,12 +75,7 @@ class QuestionAnsweringTask(ExampleTask):
         self, trained: TrainedModel, text: str, target: str | None = None
     ) -> ModelInputs:
         check_no_target(target)
-        question, context = split_prompt(text)
-        pair = tokenizer_of(trained).encode_pair(question, context)
-        inputs = token_inputs(trained, pair.tokens)
-        if trained.model.config.num_token_types > pair.types.max():
-            inputs.arguments["token_types"] = pair.types[None]
-        return inputs
+        return pair_inputs(trained, tokenizer_of(trained).encode_pair(*split_prompt(text)))
 
     def predict(self, trained: TrainedModel, prompt: str) -> str:
         """Return the most likely answer: a part of the context."""
@@ -88,11 +83,19 @@ class QuestionAnsweringTask(ExampleTask):
         pair = tokenizer_of(trained).encode_pair(question, context)
         if not len(pair.spans):
             raise UserError("prompt: its context has no tokens; give a text with the answer in it")
-        inputs = self.model_inputs(trained, prompt).arguments
+        inputs = pair_inputs(trained, pair).arguments
         logits = _token_logits(trained.params, **inputs, model=trained.model)
         of_context = np.asarray(logits)[0, pair.start : pair.start + len(pair.spans)]
         first, last = best_span(of_context, self.config.max_answer_tokens)
         return context[pair.spans[first][0] : pair.spans[last][1]]
+
+
+def pair_inputs(trained: TrainedModel, pair: TokenPair) -> ModelInputs:
+    """Return the inputs of a model for a question and a context."""
+    inputs = token_inputs(trained, pair.tokens)
+    if trained.model.config.num_token_types > pair.types.max():
+        inputs.arguments["token_types"] = pair.types[None]
+    return inputs
 
 
 def split_prompt(prompt: str) -> tuple[str, str]:

@@ -50,7 +50,7 @@ from transformer.interop.rope import (
     write_ropes,
     write_scaling,
 )
-from transformer.interop.weight_map import TABLE, AllExperts, Weight
+from transformer.interop.weight_map import TABLE, Weight, WholeStack
 from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.moe import MoEConfig
 from transformer.layers.norms import NormConfig
@@ -599,7 +599,7 @@ def _write_gpt_oss(config: TransformerConfig) -> dict[str, Any]:
     return fields | {"rope_theta": rope.theta, "rope_scaling": scaling} | fraction
 
 
-MLP, OURS = f"{LAYER}.mlp", "layers/feed_forward"
+MLP = f"{LAYER}.mlp"
 
 GPT_OSS_EXPERTS = MoEConfig(
     router_bias=True,
@@ -628,15 +628,19 @@ GPT_OSS = dataclasses.replace(
         *NORMS,
         *ATTENTION,
         Weight(f"{LAYER}.self_attn.sinks", "layers/mixer/sinks"),
-        *linear(f"{MLP}.router", f"{OURS}/router"),
-        Weight(f"{MLP}.experts.gate_up_proj", (f"{OURS}/gate", f"{OURS}/up"), AllExperts()),
+        *linear(f"{MLP}.router", "layers/feed_forward/router"),
+        Weight(
+            f"{MLP}.experts.gate_up_proj",
+            ("layers/feed_forward/gate", "layers/feed_forward/up"),
+            WholeStack(),
+        ),
         Weight(
             f"{MLP}.experts.gate_up_proj_bias",
-            (f"{OURS}/gate_bias", f"{OURS}/up_bias"),
-            AllExperts(),
+            ("layers/feed_forward/gate_bias", "layers/feed_forward/up_bias"),
+            WholeStack(),
         ),
-        Weight(f"{MLP}.experts.down_proj", f"{OURS}/down", AllExperts()),
-        Weight(f"{MLP}.experts.down_proj_bias", f"{OURS}/down_bias", AllExperts()),
+        Weight(f"{MLP}.experts.down_proj", "layers/feed_forward/down", WholeStack()),
+        Weight(f"{MLP}.experts.down_proj_bias", "layers/feed_forward/down_bias", WholeStack()),
     ),
     constants={"hidden_act": "silu"},
     read_rest=_read_gpt_oss,

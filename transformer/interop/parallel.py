@@ -28,7 +28,7 @@ from transformer.interop.family import (
     with_settings,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.gpt import EPSILON, QKV, QKV_BIASES, H, check_head_dim
+from transformer.interop.gpt import EPSILON, NO_BIAS, QKV, QKV_BIASES, H, check_head_dim
 from transformer.interop.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -43,8 +43,7 @@ from transformer.interop.llama import (
     write_windows,
 )
 from transformer.interop.rope import Rotary
-from transformer.interop.weight_map import TABLE, AllExperts, HeadsInterleaved, Weight
-from transformer.layers.norms import NormConfig
+from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight, WholeStack
 from transformer.layers.position_embedding import NO_POSITION
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
@@ -252,8 +251,6 @@ FALCON = Family(
 
 # Cohere.
 
-NO_BIAS = NormConfig(bias=False)
-
 
 def _read_cohere(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     if not fields.take("use_qk_norm"):
@@ -296,8 +293,8 @@ COHERE = Family(
         *norm(f"{LAYER}.input_layernorm", "layers/mixer_norm"),
         *ATTENTION,
         # One tensor has the gains of all heads.
-        Weight(f"{LAYER}.self_attn.q_norm.weight", "layers/mixer/query_norm/gain", AllExperts()),
-        Weight(f"{LAYER}.self_attn.k_norm.weight", "layers/mixer/key_norm/gain", AllExperts()),
+        Weight(f"{LAYER}.self_attn.q_norm.weight", "layers/mixer/query_norm/gain", WholeStack()),
+        Weight(f"{LAYER}.self_attn.k_norm.weight", "layers/mixer/key_norm/gain", WholeStack()),
         *GATED,
     ),
     read_rest=_read_cohere,

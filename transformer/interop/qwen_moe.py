@@ -25,8 +25,8 @@ from transformer.interop.llama import (
     EXPERT_D_FF,
     GATED,
     GATED_UNIT,
-    LAYER,
     LLAMA,
+    MLP,
     NORMS,
     QK_EPSILON,
     QK_NORMS,
@@ -50,19 +50,23 @@ SPARSE = (
     Setting("norm_topk_prob", f"{MOE}.normalize_gates"),
 )
 
-MLP, OURS = f"{LAYER}.mlp", "layers/feed_forward"
 
 NAMES = ("gate", "up", "down")
 
 EXPERTS = (
-    Weight(f"{MLP}.gate.weight", f"{OURS}/router"),
-    *(Weight(f"{MLP}.experts.{{index}}.{name}_proj.weight", f"{OURS}/{name}") for name in NAMES),
+    Weight(f"{MLP}.gate.weight", "layers/feed_forward/router"),
+    *(
+        Weight(f"{MLP}.experts.{{index}}.{name}_proj.weight", f"layers/feed_forward/{name}")
+        for name in NAMES
+    ),
 )
 
 SHARED_EXPERT = (
-    Weight(f"{MLP}.shared_expert_gate.weight", f"{OURS}/shared_expert_gate"),
+    Weight(f"{MLP}.shared_expert_gate.weight", "layers/feed_forward/shared_expert_gate"),
     *(
-        Weight(f"{MLP}.shared_expert.{name}_proj.weight", f"{OURS}/shared_expert/{name}")
+        Weight(
+            f"{MLP}.shared_expert.{name}_proj.weight", f"layers/feed_forward/shared_expert/{name}"
+        )
         for name in NAMES
     ),
 )
@@ -131,12 +135,12 @@ QWEN3_MOE = dataclasses.replace(
 
 
 def _read_qwen2_moe(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    window, last = fields.take("sliding_window", 0), fields.take("max_window_layers")
+    window, num_local = fields.take("sliding_window", 0), fields.take("max_window_layers")
     if not fields.take("use_sliding_window"):
         window = 0
     # Of the first `max_window_layers` layers, every second has a window.
     kinds = [
-        "sliding_attention" if window and layer < last and layer % 2 == 0 else "full_attention"
+        "sliding_attention" if window and layer < num_local and layer % 2 == 0 else "full_attention"
         for layer in range(config.num_layers)
     ]
     attention: Any = config.layer_pattern[0].mixer

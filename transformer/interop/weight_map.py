@@ -153,7 +153,7 @@ class AsIs:
 
 
 @dataclasses.dataclass(frozen=True)
-class AllExperts:
+class WholeStack:
     """All experts (or heads) of a layer: [E, inputs, outputs], or [E, outputs] of biases and gains.
 
     The outputs of several parameters alternate: first of the first, first of the second, ...
@@ -173,7 +173,7 @@ class AllExperts:
         return np.stack(values, axis=-1).reshape(self.shape(leaves))
 
 
-Layout = Linear | HeadsInterleaved | AsIs | AllExperts
+Layout = Linear | HeadsInterleaved | AsIs | WholeStack
 
 LINEAR = Linear()
 TABLE = Linear(transposed=False)
@@ -295,7 +295,7 @@ def _expand(
         held = tuple(leaves[path] for path in paths)
         # The number of experts, or of heads with gains of their own, if any.
         inner = held[0].shape[len(index) : held[0].num_stacked]
-        if len(inner) != ("{index}" in weight.theirs or isinstance(weight.layout, AllExperts)):
+        if len(inner) != ("{index}" in weight.theirs or isinstance(weight.layout, WholeStack)):
             continue
         if "{index}" in weight.theirs:
             for number in range(inner[0]):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from transformer.attention.mixer import MixerConfig
 from transformer.layers.activations import MaskedHeadActivation, PoolerActivation
@@ -63,7 +63,7 @@ class EncoderConfig(Settings):
     """Size of the source vocabulary. 0: source and target share vocabulary and embeddings."""
     max_length: Annotated[int, Bounds(0, 2**24)] = 0
     """Longest source, in tokens, of a model with learned positions, as in LED (Beltagy et al. 2020,
-    section 7). 0: as long as the target."""
+    section 7). 0: that of `position_embedding`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,11 +199,9 @@ class TransformerConfig(Settings):
     @functools.cached_property
     def source(self) -> "TransformerConfig":
         """The config with the learned positions of the source."""
-        positions = self.position_embedding
         if self.encoder is None or not self.encoder.max_length:
             return self
-        if not isinstance(positions, LearnedPositions):
-            return self
+        positions: Any = self.position_embedding
         longer = dataclasses.replace(positions, max_length=self.encoder.max_length)
         return dataclasses.replace(self, position_embedding=longer)
 

@@ -45,6 +45,11 @@ class FeatureClassifier(Model):
         check_integer("num_features", self.num_features, 1)
         check_head(self.num_classes, self.head_dropout)
         check_pooling(self.pooling, self.config.causal)
+        if self.config.embedding_dim:
+            raise ValueError(
+                f"TransformerConfig.embedding_dim {self.config.embedding_dim}: is for models of "
+                "tokens; set it to 0"
+            )
 
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:

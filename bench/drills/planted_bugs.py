@@ -300,8 +300,8 @@ BUGS = (
     Bug(
         "a weight imported into its neighbour",
         "transformer/interop/llama.py",
-        '("layers/feed_forward/gate", "layers/feed_forward/up")',
-        '("layers/feed_forward/up", "layers/feed_forward/gate")',
+        'gate_up_proj.weight", ("layers/feed_forward/gate", "layers/feed_forward/up")',
+        'gate_up_proj.weight", ("layers/feed_forward/up", "layers/feed_forward/gate")',
         "transformer/interop",
     ),
     # Checks behind which stands a result that is wrong, and looks right.

@@ -26,12 +26,13 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from bench.drills._huggingface_models import VARIANTS, VOCAB, Variant
+from bench.drills._huggingface_models import END, VARIANTS, VOCAB, Variant
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.inspection import layer_values
 from transformer.interop.pretrained import PretrainedConfig, read_model, write_model
 from transformer.interop.weight_map import arrays_by_path, model_leaves, model_tensors
+from transformer.models.encoder_decoder import EncoderDecoder
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +91,7 @@ IN_FIXTURES = (
     "mt5-gated",
     "umt5-gated",
     "bart-scaled",
+    "mbart-classifier",
     "mbart-untied",
     "m2m-odd-width",
     "pegasus-odd-width",
@@ -148,6 +150,8 @@ def draw_inputs(variant: Variant) -> Inputs:
     draw = np.random.RandomState(0)
     source, tokens = (draw.randint(3, VOCAB, (2, length)) for length in (11, 14))
     arrays = (source, tokens) if variant.is_seq2seq else (tokens,)
+    if variant.ends:
+        tokens[:, variant.ends] = END
     names = ("input_ids", "decoder_input_ids")
     tensors = {name: torch.tensor(each) for name, each in zip(names, arrays, strict=False)}
     if variant.config_class in ("LongformerConfig", "LEDConfig"):
@@ -169,7 +173,8 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     inputs = draw_inputs(variant)
     source, tokens = inputs.arrays[0], inputs.arrays[-1]
     output = model(**inputs.tensors, output_hidden_states=True)
-    states = output.decoder_hidden_states if variant.is_seq2seq else output.hidden_states
+    has_decoder = "decoder_hidden_states" in output
+    states = output.decoder_hidden_states if has_decoder else output.hidden_states
     logits = logits_of(output)
     loss = torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -177,7 +182,7 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     )
     loss.backward()
     # Source and target may have tables of their own: that of the target.
-    decoder = model.get_decoder() if variant.is_seq2seq else model
+    decoder = model.get_decoder() if has_decoder else model
     embedding = decoder.get_input_embeddings()
     gradient = embedding.weight.grad.numpy().copy()
     greedy = np.zeros((0, 0), int)
@@ -246,7 +251,7 @@ def compare(
     """Return the differences of logits, hidden states and gradients, and the greedy agreement."""
     model: Any = pretrained.make_model()
     inputs: tuple[Array, ...] = (reference.tokens,)
-    if model.config.encoder is not None:
+    if isinstance(model, EncoderDecoder):
         inputs = (reference.source, reference.tokens)
     output = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
     # transformers normalizes the last hidden state, so only the inputs of layers are compared.

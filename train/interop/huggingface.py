@@ -245,6 +245,7 @@ def _task_and_data(
             task = Classification(
                 num_labels=num_labels,
                 pooling=pretrained.pooling,
+                end_token=pretrained.end_token,
                 classifier_bias=pretrained.architecture.head_bias,
             )
             return task, ClassificationDataConfig(

@@ -68,6 +68,9 @@ class Classification(TaskConfig):
     pooling: Pooling = "first"
     """Vector that the label is predicted from: of the first token (a start token), of the last, or
     the mean or the maximum over all tokens."""
+    end_token: NonNegativeInt | None = None
+    """Pooling last: id of a token, of which the last one in a text is taken, as in BART. None: the
+    last token of all."""
     classifier_bias: bool = True
     """Add a bias to the logit of each label. The decoders of transformers have none."""
     classifier_dropout: Fraction = 0.0
@@ -77,7 +80,6 @@ class Classification(TaskConfig):
     [0, 1) (Iyyer et al. 2015, section 2.3)."""
 
     def check(self, model: TransformerConfig) -> None:
-        check_no_encoder(self, model)
         check_causal_pooling(self.pooling, model)
         if self.word_dropout and self.pooling == "first":
             raise UsageError(
@@ -208,6 +210,7 @@ class ClassificationTask(LabelPredictionTask):
             constrain,
             num_classes=config.num_labels,
             pooling=config.pooling,
+            end_token=config.end_token,
             head_dropout=config.classifier_dropout,
             head_bias=config.classifier_bias,
         )

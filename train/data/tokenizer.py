@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tokenizers
@@ -90,7 +90,7 @@ class TokenPair(NamedTuple):
     types: np.ndarray  # [T] int32, 0 for the first text and often 1 for the second
     start: int
     """Index of the second text's first token."""
-    spans: tuple[tuple[int, int], ...]
+    spans: np.ndarray  # [t, 2] int32
     """First character of each token of the second text, and that after its last."""
 
 
@@ -285,21 +285,39 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> TokenPair:
         """Return two texts as one sequence, with the tokens that the tokenizer puts around them.
 
+        A tokenizer that adds none gets `cls_token_id` before, and its separator after each text.
+
         Raises:
           UserError: A text has characters for which the tokenizer has no token.
         """
-        for text in (first, second):
-            self._check_rows(text)
-            self._check(text)
-        with tokenizer_errors(self._origin):
-            encoding = self._backend.encode(first, second)
-        of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
-        return TokenPair(
-            np.array(encoding.ids, np.int32),
-            np.array(encoding.type_ids, np.int32),
-            of_second[0] if of_second else len(encoding.ids),
-            tuple(encoding.offsets[index] for index in of_second),
-        )
+        return next(self.encode_pairs([(first, second)]))
+
+    def encode_pairs(self, pairs: Iterable[tuple[str, str]]) -> Iterator[TokenPair]:
+        """Yield `encode_pair` of each pair, tokenized in batches on all cores."""
+        adds_tokens = any(map(len, self.added_token_ids))
+        for batch in _batches(pairs):
+            for text in itertools.chain.from_iterable(batch):
+                self._check_rows(text)
+                self._check(text)
+            with tokenizer_errors(self._origin):
+                encodings = self._backend.encode_batch(batch)
+            for encoding in encodings:
+                texts = np.array([-1 if x is None else x for x in encoding.sequence_ids], np.int32)
+                tokens, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids)
+                offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+                if not adds_tokens:
+                    # Before all, between the texts, and at the end.
+                    places = [0, int(np.sum(texts == 0)), len(tokens)]
+                    separator = self.eos_token_id
+                    tokens = np.insert(tokens, places, [self.cls_token_id, separator, separator])
+                    types = np.insert(texts, places, [0, 0, 1])
+                    texts = np.insert(texts, places, -1)
+                    offsets = np.insert(offsets, places, 0, axis=0)
+                is_second = texts == 1
+                start = int(np.argmax(is_second)) if is_second.any() else len(tokens)
+                yield TokenPair(
+                    tokens.astype(np.int32), types.astype(np.int32), start, offsets[is_second]
+                )
 
     @functools.cached_property
     def _parsing_backend(self) -> tokenizers.Tokenizer:
@@ -477,12 +495,16 @@ def _words(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
     return frozenset(model["vocab"]) if drops_unknown else None
 
 
-def _batches(items: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Group chunks so that a batch keeps all cores busy and takes little memory."""
-    batch, characters = [], 0
+Item = TypeVar("Item", bound=tuple[Any, ...])
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Group tuples with texts so that a batch keeps all cores busy and takes little memory."""
+    batch: list[Item] = []
+    characters = 0
     for item in items:
         batch.append(item)
-        characters += len(item[1])
+        characters += sum(len(each) for each in item if isinstance(each, str))
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -36,13 +36,21 @@ Capture = pytest.CaptureFixture[str]
 
 RENDERS_PLOTS = True
 
-STEPS = {"language": 12, "masked": 12, "classification": 24, "tagging": 24, "translation": 12}
+STEPS = {
+    "language": 12,
+    "masked": 12,
+    "classification": 24,
+    "tagging": 24,
+    "answers": 24,
+    "translation": 12,
+}
 
 METRICS = {
     "language": {"loss", "perplexity", "bits_per_byte"},
     "masked": {"loss", "accuracy"},
     "classification": {"loss", "accuracy"},
     "tagging": {"loss", "accuracy", "f1"},
+    "answers": {"loss", "accuracy", "exact_match", "f1"},
     "translation": {"loss", "perplexity", "bleu", "tokenised_bleu"},
 }
 
@@ -51,6 +59,7 @@ PROMPTS = {
     "masked": "the [MASK]at sat",
     "classification": "the red fish",
     "tagging": "the red fish",
+    "answers": "which animal\nthe red fish",
     "translation": "the red fish",
 }
 
@@ -168,6 +177,8 @@ def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
         # The space before a mask is part of the masked token.
         read = prompt.replace(" [MASK]", "[MASK]").replace(" ", "·")
         assert "".join(view.tokens[1:]) == read
+    elif name == "answers":
+        assert [*tokens[1:3], *tokens[4:-1]] == prompt.split()
     else:
         assert tokens[-3:] == prompt.split()
     causal = trained.experiment.model.causal

@@ -216,6 +216,7 @@ TEMPLATES = {
     "distilbert-tagger": "[CLS] $A [SEP]",
     "t5-gated": "$A </s>",
     "bart-scaled": "<s> $A </s>",
+    "mbart-classifier": "$A </s> <s>",
 }
 """What the tokenizer of each kind of model puts around a text."""
 
@@ -293,3 +294,38 @@ def test_evaluation_of_an_import_without_data_names_the_remedy(
     failed = command(capsys, "evaluate", workdir)
     assert failed.status == 1
     assert "run: was imported without data; import it again with --data PATH" in failed.error
+
+
+def test_a_classifier_of_bart_predicts_trains_and_is_exported(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "mbart-classifier", source)
+    words = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", *(f"w{i}" for i in range(46))]
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(words[:5])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s> en_XX", special_tokens=[("</s>", 2), ("en_XX", 4)]
+    )
+    backend.save(str(source / "tokenizer.json"))
+    import_model(str(source), str(tmp_path / "imported"))
+    run = load(str(tmp_path / "imported"))
+    tokens = [[words.index(each) for each in ("w3", "w4", "w3", "</s>", "en_XX")]]
+    logits = run.model.apply({"params": run.params}, np.array(tokens)).logits
+    assert logits is not None
+    assert run.generate("w3 w4 w3") == f"LABEL_{np.argmax(logits)}"
+    (tmp_path / "train.tsv").write_text(
+        "label\ttext\n" + "LABEL_0\tw1 w2\nLABEL_1\tw2\nLABEL_2\tw3\n" * 9
+    )
+    data = dataclasses.replace(run.experiment.data, path=str(tmp_path / "train.tsv"), max_length=8)
+    experiment = dataclasses.replace(
+        run.experiment, data=data, batch_size=4, steps=2, recovery=NO_DETECTOR
+    )
+    train.fit(experiment, str(tmp_path / "run"), init_from=str(tmp_path / "imported"), quiet=True)
+    assert export_run(str(tmp_path / "run"), str(tmp_path / "out")) == "mbart"
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["MBartForSequenceClassification"]
+    assert written["eos_token_id"] == 2
+    pretrained, _ = read_model(tmp_path / "out")
+    assert pretrained.end_token == 2

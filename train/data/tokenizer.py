@@ -82,6 +82,9 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|
 # Name of the mask token in each family. The first is added to a tokenizer that has none.
 _MASK_NAMES = ("[MASK]", "<mask>")
 
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
+"""Name of a special token for a language: __de__ of M2M-100, de_DE of mBART, deu_Latn of NLLB."""
+
 
 class TokenPair(NamedTuple):
     """Two texts as one sequence of tokens."""
@@ -112,6 +115,8 @@ class Tokenizer:
       added_token_ids: Tokens that a published tokenizer puts before and after every text, two
         arrays [n] and [m] int32; often none. Llama's <s>, and BERT's [CLS] and [SEP].
       decoder_start_token_id: First token that the decoder of a translation model reads.
+      forced_bos_token_id: First token that it writes, or None: whichever is the most likely.
+      language_token_ids: Special tokens of languages by the code: de, de_DE or deu_Latn.
       cls_token_id: First token of a text to classify: [CLS] if there is one, else eos_token_id.
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
       special_token_ids: Tokens that are not part of any text.
@@ -150,6 +155,14 @@ class Tokenizer:
         self.has_word_tokens = component_spec(backend.model)["type"] == "WordLevel"
         before, after = tokens_around(backend)
         self.added_token_ids = np.array(before, np.int32), np.array(after, np.int32)
+        added = backend.get_added_tokens_decoder()
+        self.language_token_ids = {
+            match[1] or match[2]: token_id
+            for token_id, token in added.items()
+            if token.special and (match := _LANGUAGE.fullmatch(token.content))
+        }
+        languages = {*self.language_token_ids.values()}
+        after = [token for token in after if token not in languages]
         named = [vocabulary.get(settings.special_tokens.get("eos_token", ""))]
         usual = [vocabulary.get(name) for name in _SEPARATORS]
         candidates = [*after[-1:], *named, *settings.end_token_ids, *usual]
@@ -166,11 +179,11 @@ class Tokenizer:
         self.end_token_ids = tuple(dict.fromkeys(ends))
         start = settings.decoder_start_token_id
         self.decoder_start_token_id = self.eos_token_id if start is None else start
+        self.forced_bos_token_id = settings.forced_bos_token_id
         cls_name = settings.special_tokens.get("cls_token", "[CLS]")
         self.cls_token_id = vocabulary.get(cls_name, self.eos_token_id)
         masks = [settings.special_tokens.get("mask_token", ""), *_MASK_NAMES]
         self.mask_token_id = next((vocabulary[name] for name in masks if name in vocabulary), None)
-        added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
             token_id
             for token_id, token in added.items()

@@ -23,7 +23,7 @@ from train.data.question_answers import (
     make_question_split,
     prepare_questions,
 )
-from train.data.tokenizer import Tokenizer, TokenPair
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.tasks.metrics import score_answer
 from train.tasks.question_answering import (

@@ -12,7 +12,6 @@ the tensors of the written files equal those read, bit for bit.
 It needs torch and transformers (the extra `hf`) and no network.
 """
 
-import argparse
 import fnmatch
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from bench.drills._huggingface_models import END, VARIANTS, VOCAB, Variant
+from bench.drills._reference_table import run_drill
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.inspection import layer_values
@@ -396,40 +396,28 @@ def write_fixtures(only: str) -> None:
 
 def main() -> int:
     """Print the table; return 1 if a model does not pass."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if options.fixtures:
-        write_fixtures(options.only)
-        return 0
-    head = f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9} {'cached':>9}"
     versions = (
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}"
     )
-    title = f"{versions}, jax {jax.__version__}, CPU, float32"
-    lines = [title, f"{head}  there and back  reopened"]
-    failures = 0
-    print("\n".join(lines))
-    for variant in VARIANTS:
-        if options.only not in variant.name:
-            continue
-        result = run_variant(variant)
-        failures += not result.passed
-        same = "identical" if result.identical else "DIFFERENT"
-        lines.append(
-            f"{variant.name:20} {result.logits:8.1e} {result.hidden:8.1e} {result.gradient:8.1e} "
-            f"{result.greedy:>9} {result.cached:>9}  {same:14}  {result.reopened:.0e}"
-            f"{'' if result.passed else '  FAILED'}"
-        )
-        print(lines[-1], flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    columns = (
+        f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9} {'cached':>9}"
+    )
+    head = [
+        f"{versions}, jax {jax.__version__}, CPU, float32",
+        f"{columns}  there and back  reopened",
+    ]
+    return run_drill(VARIANTS, run_line, head=head, write_fixtures=write_fixtures)
+
+
+def run_line(variant: Variant) -> tuple[str, bool]:
+    """Compare one model; return its line, and if it passed."""
+    result = run_variant(variant)
+    same = "identical" if result.identical else "DIFFERENT"
+    line = (
+        f"{variant.name:20} {result.logits:8.1e} {result.hidden:8.1e} {result.gradient:8.1e} "
+        f"{result.greedy:>9} {result.cached:>9}  {same:14}  {result.reopened:.0e}"
+    )
+    return line, result.passed
 
 
 if __name__ == "__main__":

@@ -216,7 +216,6 @@ TEMPLATES = {
     "distilbert-tagger": "[CLS] $A [SEP]",
     "t5-gated": "$A </s>",
     "bart-scaled": "<s> $A </s>",
-    "mbart-classifier": "$A </s> <s>",
 }
 """What the tokenizer of each kind of model puts around a text."""
 

@@ -147,6 +147,35 @@ def decoder_classes(name: str, body: str = "") -> tuple[Architecture, Architectu
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class QueryKeyNorm:
+    """The rule of a field that says whether queries and keys have norms, of the layers' own kind.
+
+    Norms with a gain for each head have no bias.
+    """
+
+    theirs: str
+    heads: Literal["shared", "separate"] = "shared"
+    """`AttentionConfig.qk_norm_heads`."""
+
+    def read(self, fields: Fields, config: TransformerConfig) -> TransformerConfig:
+        """Return the config with the norms, if the field says so."""
+        if not fields.take(self.theirs):
+            return config
+        norm = config.layer_pattern[0].norm
+        if self.heads == "separate":
+            norm = dataclasses.replace(norm, bias=False)
+        values = {"qk_norm": norm, "qk_norm_heads": self.heads}
+        return with_settings(
+            config, {f"layer_pattern.mixer.{name}": x for name, x in values.items()}
+        )
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the field."""
+        mixer: Any = config.layer_pattern[0].mixer
+        return {self.theirs: getattr(mixer, "qk_norm", None) is not None}
+
+
 def name_of(choices: Mapping[Any, Any], value: Any) -> Any:
     """Return the first name of a choice, or one that nobody reads."""
     return next((name for name, ours in choices.items() if ours == value), f"unsupported {value}")

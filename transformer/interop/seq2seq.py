@@ -418,7 +418,7 @@ def _write_led(config: TransformerConfig) -> dict[str, Any]:
     return {"attention_window": [2 * windows[layer % len(windows)] for layer in range(depth)]}
 
 
-LOCAL, QKV = "longformer_self_attn", ("query", "key", "value")
+LOCAL, LOCAL_NAMES = "longformer_self_attn", ("query", "key", "value")
 
 LED = dataclasses.replace(
     BART,
@@ -439,7 +439,7 @@ LED = dataclasses.replace(
     ),
     weights=(
         *bart_tables("led"),
-        *bart_stack("encoder", "led", (*(f"{LOCAL}.{name}" for name in QKV), "output")),
+        *bart_stack("encoder", "led", (*(f"{LOCAL}.{name}" for name in LOCAL_NAMES), "output")),
         *global_projections(
             f"led.encoder.layers.{{layer}}.self_attn.{LOCAL}", "encoder/layers/mixer"
         ),

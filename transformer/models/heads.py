@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Segments
 from transformer.layers.activations import ACTIVATIONS
@@ -45,7 +45,7 @@ def check_pooling(pooling: str, causal: bool) -> None:
 def pool_sequence(
     module: nn.Module,
     x: Float[Array, "B T D"],
-    segments: Segments | None,  # 0 is padding
+    segments: Int[Array, "B T"] | None,  # 0 is padding
     pooling: Pooling,
     config: TransformerConfig,
     context: ModelContext,
@@ -90,7 +90,7 @@ def last_token(
     return jnp.take_along_axis(x, last_index(segments)[:, None, None], axis=1)
 
 
-def last_index(segments: Int[Array, "B T"] | Bool[Array, "B T"]) -> Int[Array, "B"]:
+def last_index(segments: Segments) -> Int[Array, "B"]:
     """Return the index of the last token that is not padding; 0 if all are."""
     return jnp.max(jnp.arange(segments.shape[1])[None] * (segments != 0), axis=1)
 
@@ -195,7 +195,8 @@ class Classifier(Model):
         candidates = segments
         if self.end_token is not None:
             is_end = tokens == self.end_token
-            candidates = is_end if segments is None else is_end & (segments != 0)
+            is_end = is_end if segments is None else is_end & (segments != 0)
+            candidates = is_end.astype(jnp.int32)
         pooled = pool_sequence(self, output.x, candidates, self.pooling, config, context)
         rngs = head_rngs(output.dropout_rngs, context)
         pooled = dropout(pooled, self.head_dropout, rngs)[:, None]

@@ -90,7 +90,7 @@ def check_head_dim(fields: Fields, config: TransformerConfig) -> TransformerConf
 def _read_gpt_neo(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     types = fields.take("attention_types", [[["global", "local"], 12]])
     kinds = [kind for names, times in types for _ in range(times) for kind in names]
-    fields.expect("attention_layers", kinds)  # the same, layer by layer
+    kinds = fields.take("attention_layers", kinds)  # layer by layer, and it wins
     if len(kinds) != config.num_layers or not set(kinds) <= {"global", "local"}:
         raise fields.unsupported(
             "attention_types", f"{config.num_layers} layers, each global or local"

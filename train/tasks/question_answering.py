@@ -55,7 +55,7 @@ class QuestionAnswering(TaskConfig):
 
     max_answer_tokens: Annotated[int, Bounds(1, 2**20)] = 30
     """Most tokens of an answer."""
-    no_answer: bool | None = None
+    may_abstain: bool | None = None
     """Answer with nothing where the first token, which stands for that, scores higher than any span
     (SQuAD 2.0). None: if the data have questions without an answer."""
     classifier_dropout: Fraction = 0.0
@@ -89,10 +89,10 @@ class QuestionAnsweringTask(ExampleTask):
 
     def resolve(self, corpus: Corpus) -> Self:
         task = super().resolve(corpus)
-        if self.config.no_answer is not None:
+        if self.config.may_abstain is not None:
             return task
-        no_answer = corpus.split("train").has_unanswerable
-        config = dataclasses.replace(self.config, no_answer=no_answer)
+        may_abstain = corpus.split("train").has_unanswerable
+        config = dataclasses.replace(self.config, may_abstain=may_abstain)
         return dataclasses.replace(task, config=config)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> QuestionAnswerer:
@@ -142,26 +142,26 @@ class QuestionAnsweringTask(ExampleTask):
         rows = predict_rows(
             model, batches, lambda batch: token_logits(model.model, model.params, batch)
         )
-        examples, no_answer = corpus.split(split), self.config.no_answer
-        if no_answer is None:  # an imported model, whose run has no training data
-            no_answer = examples.has_unanswerable
+        examples, may_abstain = corpus.split(split), self.config.may_abstain
+        if may_abstain is None:  # an imported model, whose run has no training data
+            may_abstain = examples.has_unanswerable
         scores = [
             score_answer(answer, [text for text, _ in examples.questions[index].answers])
-            for index, answer in self.find_answers(examples, rows, no_answer).items()
+            for index, answer in self.find_answers(examples, rows, may_abstain).items()
         ]
         for name in ("exact_match", "f1"):
             metrics[name] = float(np.mean([getattr(each, name) for each in scores]))
         return metrics
 
     def find_answers(
-        self, split: QuestionSplit, logits: Mapping[int, np.ndarray], no_answer: bool
+        self, split: QuestionSplit, logits: Mapping[int, np.ndarray], may_abstain: bool
     ) -> dict[int, str]:
         """Return the most likely answers, parts of the contexts, by the index of the question.
 
         Args:
           split: The questions.
           logits: Logits [T or more, 2] of rows. A question of which a row has none gets no answer.
-          no_answer: An answer may be empty: where the first token of every row scores higher than
+          may_abstain: An answer may be empty: where the first token of every row scores higher than
             the best span of any.
         """
         best: dict[int, tuple[float, str]] = {}
@@ -182,7 +182,7 @@ class QuestionAnsweringTask(ExampleTask):
             index for row, index in enumerate(split.question_indices.tolist()) if row not in logits
         }
         return {
-            index: "" if no_answer and nothing[index] > score else text
+            index: "" if may_abstain and nothing[index] > score else text
             for index, (score, text) in best.items()
             if index not in incomplete
         }
@@ -211,7 +211,7 @@ class QuestionAnsweringTask(ExampleTask):
         for row in range(len(split.question_indices)):  # one by one: one program for all prompts
             batch = split.batch(np.array([row]), (length,))
             logits[row] = np.asarray(token_logits(trained.model, trained.params, batch))[0]
-        return self.find_answers(split, logits, bool(self.config.no_answer))[0]
+        return self.find_answers(split, logits, bool(self.config.may_abstain))[0]
 
 
 PADDING_LOGIT = -1e9

@@ -261,6 +261,6 @@ def test_answers_are_the_best_over_windows_and_empty_where_nothing_is_likelier(
 
 def test_a_model_learns_to_answer(tmp_path: Path) -> None:
     experiment = tiny_answerer(tmp_path)
-    assert make_task(experiment).config.no_answer is None  # type: ignore[attr-defined]
+    assert make_task(experiment).config.may_abstain is None  # type: ignore[attr-defined]
     run = train.fit(experiment, str(tmp_path / "run"), quiet=True)
-    assert run.experiment.task.no_answer is True  # type: ignore[attr-defined]
+    assert run.experiment.task.may_abstain is True  # type: ignore[attr-defined]

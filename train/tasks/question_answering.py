@@ -160,7 +160,8 @@ class QuestionAnsweringTask(ExampleTask):
 
         Args:
           split: The questions.
-          logits: Logits [T or more, 2] of rows. A question of which a row has none gets no answer.
+          logits: Logits [T or more, 2] of rows. Questions of which every row has some are answered;
+            if there are none, all of which any has.
           may_abstain: An answer may be empty: where the first token of every row scores higher than
             the best span of any.
         """
@@ -181,11 +182,12 @@ class QuestionAnsweringTask(ExampleTask):
         incomplete = {
             index for row, index in enumerate(split.question_indices.tolist()) if row not in logits
         }
-        return {
+        answers = {
             index: "" if may_abstain and nothing[index] > score else text
             for index, (score, text) in best.items()
-            if index not in incomplete
         }
+        complete = {index: text for index, text in answers.items() if index not in incomplete}
+        return complete or answers  # of few batches and long texts, what there is
 
     def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
         split_prompt(prompt)

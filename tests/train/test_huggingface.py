@@ -320,7 +320,8 @@ def test_a_classifier_of_bart_predicts_trains_and_is_exported(tmp_path: Path) ->
     (tmp_path / "train.tsv").write_text(
         "label\ttext\n" + "LABEL_0\tw1 w2\nLABEL_1\tw2\nLABEL_2\tw3\n" * 9
     )
-    data = dataclasses.replace(run.experiment.data, path=str(tmp_path / "train.tsv"), max_length=8)
+    path = str(tmp_path / "train.tsv")
+    data = dataclasses.replace(run.experiment.data, path=path, max_length=8)  # type: ignore[call-arg]
     experiment = dataclasses.replace(
         run.experiment, data=data, batch_size=4, steps=2, recovery=NO_DETECTOR
     )

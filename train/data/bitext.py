@@ -344,9 +344,8 @@ def _frame_of_language(tokenizer: Tokenizer, language: int | None) -> SentenceFr
     if language is None:
         return SentenceFrame(before, after)
     languages = [*tokenizer.language_token_ids.values()]
-    return SentenceFrame(
-        *(np.where(np.isin(each, languages), language, each) for each in (before, after))
-    )
+    before, after = (np.where(np.isin(each, languages), language, each) for each in (before, after))
+    return SentenceFrame(before, after)
 
 
 def encode_sentences(

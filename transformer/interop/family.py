@@ -162,7 +162,7 @@ class QueryKeyNorm:
         """Return the config with the norms, if the field says so."""
         if not fields.take(self.theirs):
             return config
-        norm = config.layer_pattern[0].norm
+        norm: Any = config.layer_pattern[0].norm
         if self.heads == "separate":
             norm = dataclasses.replace(norm, bias=False)
         values = {"qk_norm": norm, "qk_norm_heads": self.heads}

@@ -111,7 +111,8 @@ class Run(TrainedModel):
     ) -> LogLikelihood | list[LogLikelihood]:
         """Return the log-likelihood of a text, or of each of several, in nats.
 
-        Each has `total`, and `num_tokens`, the number of tokens that it sums over.
+        Each has `total`, `num_tokens`, the number of tokens that it sums over, and `is_greedy`: each
+        of them is the likeliest.
 
         Args:
           texts: A text, or several.

@@ -151,7 +151,8 @@ def write_tasks(folder: Path, texts: Sequence[str], model: Any, tokenizer: Any) 
         target = greedy(short, 2) if number % 2 else " " + part(1)[0]
         last.append(dict(context=short, target=target))
         rolling.append(dict(text=" ".join(" ".join(part(30)) for _ in range(1 + number % 4))))
-        answers.append(dict(question=short, answer=greedy(short, 4) if number % 2 else "no"))
+        answer = greedy(short, 12).split("\n")[0].split(" the")[0] if number % 2 else "no"
+        answers.append(dict(question=short, answer=answer))
         long_answers.append(dict(question=f"{context} {context} {context}", answer="no"))
 
     generation = dict(until=["\n", " the"], max_gen_toks=12, do_sample=False)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -66,6 +67,8 @@ def test_files_come_back_and_go_along(runs: dict[str, Run], tmp_path: Path) -> N
     files = (*FILES, "sentence_bert_config.json")
     for file in files:
         assert (tmp_path / "out" / file).read_bytes() == (FIXTURES / name / file).read_bytes()
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.library_name == "sentence-transformers"
     import_model(str(tmp_path / "out"), str(tmp_path / "again"))
     again = load(tmp_path / "again")
     np.testing.assert_array_equal(again.embed("the cat"), run.embed("the cat"))

@@ -111,8 +111,8 @@ class Run(TrainedModel):
     ) -> LogLikelihood | list[LogLikelihood]:
         """Return the log-likelihood of a text, or of each of several, in nats.
 
-        Each has `total`, `num_tokens`, the number of tokens that it sums over, and `is_greedy`: each
-        of them is the likeliest.
+        Each has `total`, `num_tokens`, the number of tokens that it sums over, and `is_greedy`,
+        which is True if each of them is the likeliest.
 
         Args:
           texts: A text, or several.

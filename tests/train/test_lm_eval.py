@@ -50,7 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def model(harness: Any, run: Run) -> Any:
-    return harness.HarnessModel(run, batch_size=2)
+    # As the harness's command gives them.
+    return harness.HarnessModel(run, batch_size="2", max_batch_size=8, device="cuda:0")
 
 
 def request(*args: Any) -> Any:

@@ -74,7 +74,8 @@ class HarnessModel(TemplateLM):
       batch_size: Texts that are generated at a time; `auto`: 32. Log-likelihoods are computed in
         batches of a number of tokens.
       seed: Seed of sampling.
-      max_batch_size: Not used; the harness gives it.
+      max_batch_size: Not used, as is `device`; the harness's command gives them.
+      device: Where the model runs is up to JAX.
 
     Raises:
       UserError: The run has no language model, or fewer positions than `max_length`.
@@ -91,6 +92,7 @@ class HarnessModel(TemplateLM):
         batch_size: int | str = "auto",
         seed: int = 0,
         max_batch_size: int | None = None,
+        device: str | None = None,
     ):
         super().__init__()
         self.run = run if isinstance(run, Run) else load(run, step=step)

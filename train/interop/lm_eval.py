@@ -192,7 +192,9 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        rows, contexts, num_cut = [], [], 0
+        rows: list[list[int]] = []
+        contexts: list[int] = []
+        num_cut = 0
         for strings, context, continuation in requests:
             name = "a window" if strings is None else f"continuation {strings[1][:50]!r}"
             if not continuation:

@@ -298,7 +298,12 @@ class Generator:
                 for prompt in given
             ]
         choices = [
-            Choice(text + each.completion.text, *each.completion[1:], of_tokens)
+            Choice(
+                text=text + each.completion.text,
+                num_tokens=each.completion.num_tokens,
+                stopped=each.completion.stopped,
+                logprobs=of_tokens,
+            )
             for text, each, of_tokens in zip(texts, generated, logprobs, strict=True)
         ]
         return Answer(choices, sum(map(len, rows)))

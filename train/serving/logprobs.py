@@ -68,7 +68,8 @@ def completion_logprobs(
     `text_offset` counts characters from the beginning of the prompt. Nothing precedes the first
     token, which has null.
     """
-    decoder, offsets, offset = StreamDecoder(tokenizer), [], 0
+    decoder, offset = StreamDecoder(tokenizer), 0
+    offsets: list[int] = []
     for token in row:
         offsets.append(offset)
         offset += len(decoder.push(int(token)))
@@ -77,8 +78,9 @@ def completion_logprobs(
     for token, value, top, top_tokens in zip(
         row[1:], scores.values, scores.top_values, scores.top_tokens, strict=True
     ):
-        values.append(max(float(value), LOWEST))
-        likeliest = {names[int(token)]: values[-1]}
+        own = max(float(value), LOWEST)
+        values.append(own)
+        likeliest = {names[int(token)]: own}
         for other, other_value in zip(top_tokens[:num_top], top[:num_top], strict=True):
             likeliest.setdefault(names[int(other)], max(float(other_value), LOWEST))
         tops.append(dict(sorted(likeliest.items(), key=lambda item: -item[1])))

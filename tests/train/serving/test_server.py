@@ -184,7 +184,8 @@ def test_log_probabilities_of_an_answer(server: Server, run: Run, seed: int) -> 
     assert "".join(logprobs["tokens"]) == choice["text"]
     assert logprobs["text_offset"] == list(range(3, 3 + len(choice["text"])))
     assert logprobs["top_logprobs"] is None
-    whole, prompt = run.score(["the" + choice["text"], "the"], context="")
+    scores: Any = run.score(["the" + choice["text"], "the"], context="")
+    whole, prompt = scores
     assert sum(logprobs["token_logprobs"]) == pytest.approx(whole.total - prompt.total, rel=1e-4)
     status, answer = ask(server, COMPLETIONS, {**body, "max_tokens": 20})
     assert (status, answer["error"]["param"]) == (400, "max_tokens")  # beyond the positions

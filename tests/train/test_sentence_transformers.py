@@ -22,7 +22,9 @@ from train.interop.huggingface_export import export_run
 from train.run import Run, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.sentence_transformers import read_embedding_config
+from train.serving.embedder import is_text_encoder
 from train.warm_start.sources import copy_pretrained_files
+from transformer.models.language_model import LanguageModel
 
 FIXTURES = Path(__file__).parent / "sentence_transformers"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/modules.json"))
@@ -48,6 +50,12 @@ def test_vectors_are_those_of_sentence_transformers(name: str, runs: dict[str, R
         found = runs[name].embed(texts, prompt_name=prompt)
         np.testing.assert_allclose(found, reference[prompt], atol=1e-5)
     assert bool(prompts) == (name in ("qwen3-last", "roberta-mean"))
+
+
+def test_all_are_served_for_vectors(runs: dict[str, Run]) -> None:
+    """The decoder too, as its files say how it makes them."""
+    assert isinstance(runs["qwen3-last"].model, LanguageModel)
+    assert all(map(is_text_encoder, runs.values()))
 
 
 def test_arguments_win_over_the_files(runs: dict[str, Run]) -> None:

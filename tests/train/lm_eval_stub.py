@@ -41,8 +41,9 @@ def handle_stop_sequences(until: list[str], eos: str) -> list[str]:
 
 
 def normalize_gen_kwargs(settings: dict[str, Any], default: int) -> dict[str, Any]:
-    settings = {"until": [], "max_gen_toks": default, "temperature": 0.0} | settings
-    return {"do_sample": settings["temperature"] > 0} | settings
+    defaults: dict[str, Any] = {"until": [], "max_gen_toks": default, "temperature": 0.0}
+    given = defaults | settings
+    return {"do_sample": given["temperature"] > 0} | given
 
 
 def postprocess_generated_text(text: str, stop: list[str], think_end_token: None) -> str:

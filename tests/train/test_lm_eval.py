@@ -172,6 +172,7 @@ def test_command_passes_options_on(
 ) -> None:
     given: list[str] = []
     monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.setenv("DISABLE_MULTIPROC", "")  # restored afterwards; a given value stays
     command_module = importlib.import_module("lm_eval.__main__")
     monkeypatch.setattr(command_module, "cli_evaluate", lambda: given.extend(sys.argv))
     assert command(capsys, "lm-eval", "runs/a,b", "--tasks", "word").status == 0

@@ -6,6 +6,7 @@ EleutherAI's evaluation harness.
 
 import dataclasses
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -169,6 +170,8 @@ def run_lm_eval(arguments: list[str]) -> int:
         ) from error
     # As JSON: the folder may have a comma.
     model = ["--model", MODEL_NAME, "--model_args", json.dumps({"run": options.workdir})]
+    # Its bootstrap forks processes, which may hang beside the threads of JAX.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
     # It reads the process's arguments. The last of an option given twice counts.
     sys.argv = ["lm-eval", "run", *model, "--batch_size", "auto", *arguments[1:]]
     cli_evaluate()

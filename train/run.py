@@ -26,7 +26,12 @@ from train.runtime.local_hardware import local_hardware
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.runtime.stages import stage
 from train.tasks.task import SampleOptions, TextCallback, TrainedModel
-from train.tasks.text_embeddings import choose_prompt, embed_texts, usual_config
+from train.tasks.text_embeddings import (
+    EmbeddingConfig,
+    choose_prompt,
+    embed_texts,
+    usual_config,
+)
 from train.tasks.text_scores import score_texts
 from train.tasks.vocabulary import check_vocab_size
 from train.telemetry.event_log import EventLog
@@ -119,7 +124,8 @@ class Run(TrainedModel):
     ) -> LogLikelihood | list[LogLikelihood]:
         """Return the log-likelihood of a text, or of each of several, in nats.
 
-        Each has `total`, and `num_tokens`, the number of tokens that it sums over.
+        Each has `total`, `num_tokens`, the number of tokens that it sums over, and `is_greedy`,
+        which is True if each of them is the likeliest.
 
         Args:
           texts: A text, or several.
@@ -165,8 +171,7 @@ class Run(TrainedModel):
         """
         several = _texts("texts", texts)
         published = self.folder.pretrained.exists()
-        config = read_embedding_config(self.folder.pretrained) if published else None
-        config = config or usual_config(self.model.config)
+        config = self.embedding_config() or usual_config(self.model.config)
         before = choose_prompt(config, prompt, prompt_name)
         if pooling is not None:
             config = dataclasses.replace(config, pooling=pooling)
@@ -174,6 +179,14 @@ class Run(TrainedModel):
             config = dataclasses.replace(config, normalize=normalize)
         vectors = embed_texts(self, several, config, prompt=before, is_published=published)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def embedding_config(self) -> EmbeddingConfig | None:
+        """Return how the model's files say that a text becomes a vector; None if they do not.
+
+        Raises:
+          UserError: They are damaged, or ask for what is not supported.
+        """
+        return read_embedding_config(self.folder.pretrained)
 
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
         """Return the metrics over the whole of a split, by name.

@@ -81,6 +81,15 @@ class Tokens(NamedTuple):
     weights: Float[Array, "B T"]
 
 
+class TokenLogProbs(NamedTuple):
+    """Log-probabilities at each place, in nats."""
+
+    target: Float[Array, "B T"]
+    top: Float[Array, "B T K"]
+    """Those of the K likeliest tokens, in descending order."""
+    top_tokens: Int[Array, "B T K"]
+
+
 @dataclasses.dataclass(frozen=True)
 class ChunkedCrossEntropy:
     """Chunked cross-entropy. Settings are static: `custom_vjp` keys on them, so they are hashable.
@@ -129,6 +138,38 @@ class ChunkedCrossEntropy:
         """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
         return _sum_over_chunks(_chunk_accuracy, self, *inputs)
+
+    def log_probs(
+        self,
+        hidden: Float[Array, "B T D"],
+        matrix: Float[Array, "D Vp"],
+        targets: Int[Array, "B T"],
+        bias: Float[Array, "Vp"] | None = None,
+        *,
+        num_top: int = 1,
+    ) -> TokenLogProbs:
+        """Return log softmax(hidden matrix + bias) of the targets and the likeliest tokens."""
+        ones = jnp.ones(targets.shape, self.dtype)
+        tokens, output = self._prepare(hidden, matrix, targets, ones, bias)
+
+        def score(chunk: Tokens) -> TokenLogProbs:
+            flat = _flatten(self, chunk)
+            logits = _logits(self, output, flat.hidden)
+            normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+            target = jnp.take_along_axis(logits, flat.targets[..., None], axis=-1) - normalizer
+            top, top_tokens = jax.lax.top_k(logits, num_top)
+            found = TokenLogProbs(target[..., 0], top - normalizer, top_tokens)
+            return jax.tree.map(
+                lambda leaf: leaf.reshape(*chunk.targets.shape, *leaf.shape[flat.targets.ndim :]),
+                found,
+            )
+
+        length = targets.shape[1]
+        scored: TokenLogProbs = jax.tree.map(
+            lambda chunks: _join(self, chunks)[:, :length],
+            jax.lax.map(score, _split(self, tokens)),
+        )
+        return scored
 
     def _prepare(
         self,
@@ -380,6 +421,14 @@ def _split(settings: ChunkedCrossEntropy, arrays: Any) -> Any:
         return padded.reshape(batch_size, count, size, *rest).swapaxes(0, 1)
 
     return jax.tree.map(split, arrays)
+
+
+def _join(
+    settings: ChunkedCrossEntropy, chunks: Shaped[Array, "chunks B t ..."]
+) -> Shaped[Array, "B T ..."]:
+    """Put the chunks of `_split` together again, with the padding of T."""
+    joined = jnp.moveaxis(chunks, 0, 2 if settings.context_sharded else 1)
+    return joined.reshape(joined.shape[0], -1, *joined.shape[3:])
 
 
 def _flatten(settings: ChunkedCrossEntropy, chunk: Tokens) -> Tokens:

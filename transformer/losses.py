@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
+from transformer.chunked_cross_entropy import (
+    ChunkedCrossEntropy,
+    TokenLogProbs,
+    choose_num_chunks,
+)
 from transformer.models.embedding import get_output_matrix
 from transformer.models.explicit_sharding import with_auto_axes
 from transformer.models.model import Model
@@ -61,24 +65,8 @@ def token_loss(
     so that one chunk fits the hardware.
     """
     check_shapes(hidden=(hidden, "B T D", float))
-    config, hardware = model.config, model.hardware
-    batch_size, length, d_model = hidden.shape
-    # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
-    length_shards = model.constrain.num_shards("length")
-    length_shards = 1 if length % length_shards else length_shards
-    num_chunks = choose_num_chunks(
-        batch_size, length, d_model, config.padded_vocab_size, hardware, length_shards
-    )
-    cross_entropy = ChunkedCrossEntropy(
-        vocab_size=config.vocab_size,
-        num_chunks=num_chunks,
-        dtype=config.precision.loss,
-        label_smoothing=label_smoothing,
-        soft_cap=config.logit_soft_cap,
-        # Over a vocabulary that is sharded, XLA would gather the logits for it.
-        one_pass=hardware.platform == "gpu" and model.constrain.num_shards("vocab") == 1,
-        context_sharded=length_shards > 1,
-    )
+    config = model.config
+    cross_entropy = _cross_entropy(model, hidden, label_smoothing)
     bias = params.get("output_bias") if bias is None else bias
     matrix, targets, weights = get_output_matrix(params, config), batch["targets"], batch["weights"]
     weight = jnp.sum(weights.astype(config.precision.loss))
@@ -87,6 +75,44 @@ def token_loss(
         correct = cross_entropy.accuracy(hidden, matrix, targets, weights, bias)
         losses["accuracy"] = Loss(correct, weight)
     return losses
+
+
+def token_log_probs(
+    model: Model,
+    params: Any,
+    hidden: Float[Array, "B T D"],  # of `ModelOutput`
+    targets: Int[Array, "B T"],
+    *,
+    num_top: int = 1,  # K
+) -> TokenLogProbs:
+    """Return the log-probabilities of targets and of the K likeliest tokens, chunk by chunk."""
+    check_shapes(hidden=(hidden, "B T D", float), targets=(targets, "B T", int))
+    matrix, bias = get_output_matrix(params, model.config), params.get("output_bias")
+    cross_entropy = _cross_entropy(model, hidden)
+    return cross_entropy.log_probs(hidden, matrix, targets, bias, num_top=num_top)
+
+
+def _cross_entropy(
+    model: Model, hidden: Float[Array, "B T D"], label_smoothing: float = 0.0
+) -> ChunkedCrossEntropy:
+    """Return the cross entropy over a model's vocabulary, in chunks that fit its hardware."""
+    config, hardware = model.config, model.hardware
+    batch_size, length, d_model = hidden.shape
+    # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
+    length_shards = model.constrain.num_shards("length")
+    length_shards = 1 if length % length_shards else length_shards
+    return ChunkedCrossEntropy(
+        vocab_size=config.vocab_size,
+        num_chunks=choose_num_chunks(
+            batch_size, length, d_model, config.padded_vocab_size, hardware, length_shards
+        ),
+        dtype=config.precision.loss,
+        label_smoothing=label_smoothing,
+        soft_cap=config.logit_soft_cap,
+        # Over a vocabulary that is sharded, XLA would gather the logits for it.
+        one_pass=hardware.platform == "gpu" and model.constrain.num_shards("vocab") == 1,
+        context_sharded=length_shards > 1,
+    )
 
 
 def next_token_loss(

@@ -278,7 +278,7 @@ def check_openai(server: Server) -> list[str]:
         outcome("  completion with nulls", lambda: complete(**nulls, prompt="a", suffix=None)),
         outcome("  chat of three turns, with nulls", conversation),
         outcome("  pieces of a stream", streamed),
-        outcome("  logprobs", lambda: complete(prompt="a", logprobs=1)),
+        outcome("  logprobs and echo", lambda: complete(prompt="a", logprobs=1, echo=True)),
     ]
 
 

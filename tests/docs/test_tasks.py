@@ -16,7 +16,8 @@ from train.tasks.registry import TASKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
-(EXAMPLE,) = re.findall(r"```python\n(.*?class Regression.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+(EXAMPLE,) = (block for block in BLOCKS if "class Regression" in block)
 
 MODULES = {"regression", "experiment_regression"}
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -76,7 +77,13 @@ def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
     assert len(shared) > 14
     assert {name: written[name] for name in shared} == {name: before[name] for name in shared}
     count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    assert f"A `gpt2` model of {count:,} parameters" in (tmp_path / "out/README.md").read_text()
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert f"A `gpt2` model of {count:,} parameters" in card.text
+    assert card.data.to_dict() == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["linen-transformer"],
+    }
 
 
 def test_the_text_part_of_a_multimodal_model_is_a_run(tmp_path: Path) -> None:

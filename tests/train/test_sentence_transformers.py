@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -21,7 +22,9 @@ from train.interop.huggingface_export import export_run
 from train.run import Run, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.sentence_transformers import read_embedding_config
+from train.serving.embedder import is_text_encoder
 from train.warm_start.sources import copy_pretrained_files
+from transformer.models.language_model import LanguageModel
 
 FIXTURES = Path(__file__).parent / "sentence_transformers"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/modules.json"))
@@ -49,6 +52,12 @@ def test_vectors_are_those_of_sentence_transformers(name: str, runs: dict[str, R
     assert bool(prompts) == (name in ("qwen3-last", "roberta-mean"))
 
 
+def test_all_are_served_for_vectors(runs: dict[str, Run]) -> None:
+    """The decoder too, as its files say how it makes them."""
+    assert isinstance(runs["qwen3-last"].model, LanguageModel)
+    assert all(map(is_text_encoder, runs.values()))
+
+
 def test_arguments_win_over_the_files(runs: dict[str, Run]) -> None:
     run = runs["bert-cls"]
     mean = run.embed("the cat sat", pooling="mean", normalize=False)
@@ -66,6 +75,8 @@ def test_files_come_back_and_go_along(runs: dict[str, Run], tmp_path: Path) -> N
     files = (*FILES, "sentence_bert_config.json")
     for file in files:
         assert (tmp_path / "out" / file).read_bytes() == (FIXTURES / name / file).read_bytes()
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.library_name == "sentence-transformers"
     import_model(str(tmp_path / "out"), str(tmp_path / "again"))
     again = load(tmp_path / "again")
     np.testing.assert_array_equal(again.embed("the cat"), run.embed("the cat"))

@@ -21,6 +21,7 @@ from train.run_folder.run_config import read_experiment
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.runtime.writing import write_atomically
 from train.serving.answers import Generator
+from train.serving.embedder import Embedder, is_text_encoder
 from train.serving.server import Server
 from train.tasks.evaluation import perplexity
 from train.tasks.instruction import answer_conversations, answer_prompts
@@ -238,7 +239,7 @@ def read_lines(path: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeArguments(RunArguments):
-    """Answer an OpenAI-compatible HTTP API with a run's language model."""
+    """Answer an OpenAI-compatible HTTP API with a run's language model or text encoder."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every network of the machine."""
@@ -271,14 +272,18 @@ def run_serve(arguments: list[str]) -> int:
         print(f"host {options.host}: {warning}", file=sys.stderr)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         run = load(options.workdir, step=options.step)
-        generator = Generator(
-            run, options.max_tokens, options.max_prompt_tokens, options.max_batch_size
-        )
-        generator.decoding.compile_ahead()
+        answers: Embedder | Generator
+        if is_text_encoder(run):
+            answers = Embedder(run, options.max_prompt_tokens)
+        else:
+            answers = Generator(
+                run, options.max_tokens, options.max_prompt_tokens, options.max_batch_size
+            )
+            answers.decoding.compile_ahead()
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
     address = options.host, options.port
-    with Server(address, generator, name, key or "", options.allowed_hosts) as server:
+    with Server(address, answers, name, key or "", options.allowed_hosts) as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
         if options.json:
@@ -289,7 +294,7 @@ def run_serve(arguments: list[str]) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
-            if not generator.decoding.close():
+            if not answers.close():
                 # A thread is inside XLA, which aborts if the interpreter ends below it.
                 sys.stdout.flush()
                 os._exit(0)

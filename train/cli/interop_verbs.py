@@ -1,14 +1,19 @@
-"""Verbs that convert what runs have: `import`, `export`, `merge` and `reference`.
+"""Verbs for other libraries, and those that convert what runs have.
 
-`import` and `export` are for Hugging Face, `merge` for LoRA, and `reference` for DPO.
+`import` and `export` are for Hugging Face, `merge` for LoRA, `reference` for DPO, and `lm-eval` for
+EleutherAI's evaluation harness.
 """
 
 import dataclasses
+import json
+import os
+import sys
 from typing import Annotated
 
 import tyro
 
 from train.cli.parsing import JsonArguments, Workdir, parse
+from train.errors import UserError
 from train.interop.dpo_reference import add_reference
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import Weights, export_run
@@ -135,4 +140,39 @@ def run_reference(arguments: list[str]) -> int:
     options.show(
         {"output": options.output, "pairs": count}, f"scored {count:,} pairs: {options.output}"
     )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LmEvalArguments:
+    """Evaluate a run on tasks of EleutherAI's lm-evaluation-harness, by its own command.
+
+    After W come the options of `lm-eval run`: --tasks, --num_fewshot, --limit, --output_path,
+    --include_path, --apply_chat_template and others (lm-eval run --help lists them). --model_args
+    sets arguments of train.interop.lm_eval.HarnessModel: step=100 max_length=512.
+    """
+
+    workdir: Workdir
+    """Folder of the run."""
+
+
+def run_lm_eval(arguments: list[str]) -> int:
+    """Run the harness's command with a run as its model; return the exit status."""
+    options = parse(LmEvalArguments, arguments[:1], verb="lm-eval")
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        from train.interop.lm_eval import MODEL_NAME
+    except ImportError as error:
+        raise UserError(
+            f"lm-eval: needs the package lm_eval ({error}); "
+            "pip install 'linen-transformer[lm-eval]'"
+        ) from error
+    # As JSON: the folder may have a comma.
+    model = ["--model", MODEL_NAME, "--model_args", json.dumps({"run": options.workdir})]
+    # Its bootstrap forks processes, which may hang beside the threads of JAX.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    # It reads the process's arguments. The last of an option given twice counts.
+    sys.argv = ["lm-eval", "run", *model, "--batch_size", "auto", *arguments[1:]]
+    cli_evaluate()
     return 0

@@ -24,7 +24,7 @@ class Verb(NamedTuple):
     arguments: str
     summary: str
     module: str
-    """Module in `train.cli` whose function `run_VERB` runs it."""
+    """Module in `train.cli` whose function `run_VERB` runs it, with _ for -."""
 
 
 VERBS = {
@@ -105,6 +105,11 @@ VERBS = {
         "write a run as a folder that Hugging Face transformers opens",
         "interop_verbs",
     ),
+    "lm-eval": Verb(
+        "W --tasks T,... [any option of lm-eval run]",
+        "evaluate a run on tasks of EleutherAI's lm-evaluation-harness",
+        "interop_verbs",
+    ),
     "data": Verb(
         "CONFIG [--examples N] [--a.b.c VALUE ...]",
         "documents, tokens and lengths of a config's data, and what the loss counts",
@@ -126,7 +131,9 @@ VERBS = {
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "embed", "serve", "attention"})
+MODEL_VERBS = frozenset(
+    {"fit", "evaluate", "sample", "score", "embed", "serve", "attention", "lm-eval"}
+)
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
@@ -214,7 +221,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
                 import_installed_plugins()
                 import_modules(modules, "--import")
             module = importlib.import_module(f"train.cli.{VERBS[verb].module}")
-            status: int = getattr(module, f"run_{verb}")(arguments)
+            status: int = getattr(module, f"run_{verb.replace('-', '_')}")(arguments)
     except PreemptedError as stop:
         print(printable(str(stop)), file=sys.stderr)
         return PREEMPTED_EXIT_STATUS

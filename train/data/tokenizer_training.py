@@ -51,7 +51,7 @@ def train_tokenizer(
 
 def _byte(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Return the tokenizer whose token b is byte b, with 256 to separate documents."""
-    symbols = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    symbols = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     backend = _byte_level(models.BPE(symbols, []), config)
     backend.add_special_tokens([GPT2_END_OF_TEXT])
     return backend
@@ -63,7 +63,7 @@ def _bpe(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> toke
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         special_tokens=[GPT2_END_OF_TEXT],
-        initial_alphabet=_byte_symbols(),
+        initial_alphabet=byte_symbols(),
         show_progress=False,
     )
     backend.train_from_iterator(_first(texts, config.training_characters, progress), trainer)
@@ -168,7 +168,7 @@ def token_id_tokenizer(num_ids: int) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """Return the character that stands for each byte in byte-level vocabularies (GPT-2's).
 
     Printable bytes stand for themselves; the others take the characters from 256 on.

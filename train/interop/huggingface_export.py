@@ -24,10 +24,23 @@ from transformer.interop.fields import GENERATION, InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model
 from transformer.interop.weight_files import read_json
 from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.heads import Classifier, QuestionAnswerer, Tagger
 from transformer.models.language_model import LanguageModel
+from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.models.model import Model
 
 Weights = Literal["merged", "adapter", "base"]
 """Weights of a run to export."""
+
+PIPELINE_TAGS: dict[type[Model], str] = {
+    LanguageModel: "text-generation",
+    MaskedLanguageModel: "fill-mask",
+    EncoderDecoder: "translation",
+    Classifier: "text-classification",
+    QuestionAnswerer: "question-answering",  # a Tagger too
+    Tagger: "token-classification",
+}
+"""What the hub says that a model is for."""
 
 
 def export_run(
@@ -213,11 +226,17 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _model_card(run: Run, model_type: str) -> str:
-    """Return the text of README.md."""
+    """Return the text of README.md, with the fields that the hub reads in front."""
     experiment, config = run.experiment, run.model.config
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    tag = next((tag for kind, tag in PIPELINE_TAGS.items() if isinstance(run.model, kind)), None)
+    library = "transformers"
+    if embedding_files(run.folder.pretrained):
+        library, tag = "sentence-transformers", "sentence-similarity"
     return (
-        "---\nlibrary_name: transformers\ntags:\n- linen-transformer\n---\n\n"
+        f"---\nlibrary_name: {library}\n"
+        + (f"pipeline_tag: {tag}\n" if tag else "")
+        + "tags:\n- linen-transformer\n# license: its author has to name one\n---\n\n"
         f"# {experiment.name}\n\n"
         f"A `{model_type}` model of {parameters:,} parameters (padding of the vocabulary included),"
         f" exported by linen-transformer at step {run.step}.\n\n"
@@ -226,5 +245,5 @@ def _model_card(run: Run, model_type: str) -> str:
         f"| layers | {config.num_layers} |\n| width | {config.d_model} |\n"
         f"| vocabulary | {config.vocab_size} |\n"
         f"| longest training example | {experiment.sequence_length} tokens |\n\n"
-        "What it was trained on, and what it is fit for, its author has to add.\n"
+        "What it was trained on, what it is fit for, and its license its author has to add.\n"
     )

@@ -41,7 +41,8 @@ def export_adapter(run: Run, folder: Path, *, family: str = "", dtype: str = "")
         folder, run.model, engine.lora, trainable, family=family, dtype=dtype or "float32"
     )
     card = (
-        "---\nlibrary_name: peft\ntags:\n- lora\n- linen-transformer\n---\n\n"
+        "---\nlibrary_name: peft\ntags:\n- lora\n- linen-transformer\n"
+        "# base_model and license: its author has to name them\n---\n\n"
         f"# {run.experiment.name}\n\nA LoRA adapter of rank {engine.lora.rank} for a "
         f"`{written.model_type}` model, exported by linen-transformer at step {run.step}.\n"
     )

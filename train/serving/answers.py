@@ -1,16 +1,26 @@
 """Answers to requests: their tokens, and texts up to a stop string."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.decoding_thread import DecodingThread, Generation
-from train.serving.requests import GenerationRequest, RequestError, as_request_errors
+from train.serving.logprobs import TokenNames, completion_logprobs
+from train.serving.requests import (
+    MAX_CHARACTERS_PER_TOKEN,
+    MAX_LOGPROBS,
+    GenerationRequest,
+    RequestError,
+    as_request_errors,
+    check_length,
+)
 from train.tasks.instruction import render_question
 from train.tasks.task import tokenizer_of
 from train.tasks.text_completion import (
@@ -20,14 +30,15 @@ from train.tasks.text_completion import (
     encode_prompt,
     stop_tokens_of,
 )
+from transformer.generation.batches import batches_of_tokens
 from transformer.generation.generate import check_prompts, seed_words
+from transformer.generation.log_likelihood import TokenLogLikelihoods, token_log_likelihoods
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import max_cache_length
 from transformer.models.unstacked import unstack_for_decoding
 
-MAX_CHARACTERS_PER_TOKEN = 64
-"""Most characters of a prompt for each token that the server reads. A prompt with more is refused
-before it is tokenized, which takes time and 100 times its memory."""
+MAX_SCORED_TOKENS = 1 << 17
+"""Most tokens whose log-probabilities are given for one request."""
 
 
 class EncodedRequest(NamedTuple):
@@ -38,12 +49,31 @@ class EncodedRequest(NamedTuple):
     max_tokens: int
 
 
+class Choice(NamedTuple):
+    """One answer."""
+
+    text: str
+    """With `echo`, the prompt and the answer."""
+    num_tokens: int
+    """Generated tokens, without one that ended the text."""
+    stopped: bool
+    logprobs: dict[str, Any] | None
+    """As the API writes them."""
+
+
 class Answer(NamedTuple):
     """Answers to a request."""
 
-    choices: list[Completion]
+    choices: list[Choice]
     """`n` for each prompt, in the order of the prompts."""
     prompt_tokens: int
+
+
+class GeneratedRow(NamedTuple):
+    """An answer with its tokens, among them the one that ended it."""
+
+    completion: Completion
+    tokens: list[int]
 
 
 def find_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
@@ -127,10 +157,16 @@ class Generator:
             max_prompt_tokens = min(max_prompt_tokens, self._positions - 1)
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._model = run.model
-        self._run = dataclasses.replace(run, params=None)  # the decoding thread has them
+        self._run = dataclasses.replace(run, params=None)  # they may be copied
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
+        self._params, self._names = params, TokenNames(self._tokenizer)
+        self._scoring = threading.Lock()
         self.decoding = DecodingThread(run.model, params, max_batch_size, stop_tokens_of(run))
+
+    def close(self) -> bool:
+        """Let no computation begin any more; return False if one is going on."""
+        return self.decoding.close() and self._scoring.acquire(timeout=0.1)
 
     def encode(self, request: GenerationRequest) -> EncodedRequest:
         """Return the tokens of a request.
@@ -140,7 +176,7 @@ class Generator:
             above the server's.
         """
         default = min(request.default_max_tokens or self.max_tokens, self.max_tokens)
-        max_tokens = request.max_tokens or default
+        max_tokens = default if request.max_tokens is None else request.max_tokens
         if max_tokens > self.max_tokens:
             raise RequestError(
                 f"max_tokens {max_tokens}: is more than this server allows; give at most "
@@ -150,10 +186,12 @@ class Generator:
         if request.messages:
             with as_request_errors("messages"):
                 text = render_question(self._template, request.messages, request.variables)
-                self._check_length("messages", len(text) // MAX_CHARACTERS_PER_TOKEN)
+                check_length(
+                    "messages", len(text) // MAX_CHARACTERS_PER_TOKEN, self.max_prompt_tokens
+                )
                 # The template has written the special tokens as text.
                 rows = [self._tokenizer.encode_with_special_tokens(text)[0]]
-            self._check_length("messages", len(rows[0]))
+            check_length("messages", len(rows[0]), self.max_prompt_tokens)
         else:
             rows = list(map(self._encode_prompt, request.prompts))
         with as_request_errors("messages" if request.messages else "prompt"):
@@ -161,25 +199,46 @@ class Generator:
                 check_prompts(self._model, rows, max_new_tokens=1)
             except ValueError as error:
                 raise UserError(str(error)) from error
+        if request.logprobs is not None:
+            max_tokens = self._check_scored(request, rows, max_tokens)
         return EncodedRequest(request, rows, max_tokens)
+
+    def _check_scored(
+        self, request: GenerationRequest, rows: list[np.ndarray], max_tokens: int
+    ) -> int:
+        """Return how many tokens an answer with log-probabilities may have.
+
+        Raises:
+          RequestError: A prompt and its answer have more tokens than the model has positions, or
+            all together more than are scored for one request.
+        """
+        if self._positions is not None:
+            room = self._positions - max(map(len, rows))
+            if request.max_tokens is not None and max_tokens > room:
+                raise RequestError(
+                    f"max_tokens {max_tokens}: with logprobs, a prompt and its answer have at most "
+                    f"the model's {self._positions} positions; give at most {room}",
+                    "max_tokens",
+                )
+            max_tokens = min(max_tokens, room)
+        total = request.n * sum(len(row) + max_tokens for row in rows)
+        if total > MAX_SCORED_TOKENS:
+            raise RequestError(
+                f"logprobs: of {total:,} tokens are more than {MAX_SCORED_TOKENS:,}; send several "
+                "requests",
+                "logprobs",
+            )
+        return max_tokens
 
     def _encode_prompt(self, prompt: str | tuple[int, ...]) -> np.ndarray:
         if isinstance(prompt, str):
-            self._check_length("prompt", len(prompt) // MAX_CHARACTERS_PER_TOKEN)
+            check_length("prompt", len(prompt) // MAX_CHARACTERS_PER_TOKEN, self.max_prompt_tokens)
             with as_request_errors("prompt"):
                 row = encode_prompt(self._run, prompt)
         else:
             row = np.array(prompt, np.int64)
-        self._check_length("prompt", len(row))
+        check_length("prompt", len(row), self.max_prompt_tokens)
         return row
-
-    def _check_length(self, field: str, num_tokens: int) -> None:
-        if num_tokens > self.max_prompt_tokens:
-            raise RequestError(
-                f"{field}: is longer than the {self.max_prompt_tokens} tokens that this server "
-                "reads; shorten it",
-                field,
-            )
 
     def answer(
         self,
@@ -215,16 +274,71 @@ class Generator:
             )
             for row, seed in zip(repeated, seeds, strict=True)
         ]
-        self.decoding.submit(generations)
-        try:
-            choices = [
-                self._read(generation, row, request.stop, on_text, check_client)
-                for generation, row in zip(generations, repeated, strict=True)
+        if max_tokens:
+            self.decoding.submit(generations)
+            try:
+                generated = [
+                    self._read(generation, row, request.stop, on_text, check_client)
+                    for generation, row in zip(generations, repeated, strict=True)
+                ]
+            finally:
+                for generation in generations:
+                    generation.cancelled = True  # no effect on one that has ended
+        else:
+            nothing = GeneratedRow(Completion("", 0, stopped=False), [])
+            generated = [nothing for _ in repeated]
+        logprobs: list[dict[str, Any] | None] = [None] * len(generated)
+        if request.logprobs is not None:
+            logprobs = self._logprobs(request, repeated, generated, check_client)
+        texts = [""] * len(repeated)
+        if request.echo:
+            given = [prompt for prompt in request.prompts for _ in range(request.n)]
+            texts = [
+                prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+                for prompt in given
             ]
-        finally:
-            for generation in generations:
-                generation.cancelled = True  # no effect on one that has ended
+        choices = [
+            Choice(
+                text=text + each.completion.text,
+                num_tokens=each.completion.num_tokens,
+                stopped=each.completion.stopped,
+                logprobs=of_tokens,
+            )
+            for text, each, of_tokens in zip(texts, generated, logprobs, strict=True)
+        ]
         return Answer(choices, sum(map(len, rows)))
+
+    def _logprobs(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[np.ndarray],
+        generated: Sequence[GeneratedRow],
+        check_client: Callable[[], None],
+    ) -> list[dict[str, Any] | None]:
+        """Return the log-probabilities of each choice, by a pass over its prompt and answer."""
+        assert request.logprobs is not None
+        pairs = list(zip(prompts, generated, strict=True))
+        rows = [np.append(prompt, each.tokens).astype(np.int32) for prompt, each in pairs]
+        num_top = min(MAX_LOGPROBS, self._model.config.vocab_size) if request.logprobs > 1 else 1
+        scores: dict[int, TokenLogLikelihoods] = {}
+        for batch, _ in batches_of_tokens([len(row) for row in rows], None):
+            check_client()
+            with self._scoring, explain_oom(lambda: ["send fewer prompts", LARGER_DEVICES_REMEDY]):
+                found = token_log_likelihoods(
+                    self._model, self._params, [rows[index] for index in batch], num_top=num_top
+                )
+            scores |= dict(zip(batch, found, strict=True))
+        return [
+            completion_logprobs(
+                self._names,
+                self._tokenizer,
+                row,
+                scores[index],
+                request.logprobs,
+                start=0 if request.echo else len(prompts[index]),
+            )
+            for index, row in enumerate(rows)
+        ]
 
     def _read(
         self,
@@ -233,18 +347,26 @@ class Generator:
         stops: Sequence[str],
         on_text: Callable[[str], None],
         check_client: Callable[[], None],
-    ) -> Completion:
-        """Return the text of an answer, up to a stop string."""
+    ) -> GeneratedRow:
+        """Return an answer, up to a stop string."""
         scanner = StopScanner(stops, on_text)
         text = GeneratedText(self._tokenizer, prompt, scanner.push)
+        tokens: list[int] = []
+        begins: list[int] = []  # in the text
         try:
-            for tokens in generation.new_tokens(check_client):
+            for new in generation.new_tokens(check_client):
                 # One at a time where a string may end the text: those behind it do not count.
-                for part in [[token] for token in tokens] if stops else [tokens]:
+                for part in [[token] for token in new] if stops else [new]:
+                    tokens += part
+                    begins.append(len(scanner.text))
                     text.push(part)
             text.stopped = generation.stopped
+            if generation.stop_token is not None:
+                tokens.append(generation.stop_token)
         except StopCompletionError:
             generation.cancelled = True
+            end = len(scanner.text)
+            tokens = [token for token, begin in zip(tokens, begins, strict=True) if begin < end]
         completion = text.finish()
         scanner.flush()
-        return completion._replace(text=scanner.text)
+        return GeneratedRow(completion._replace(text=scanner.text), tokens)

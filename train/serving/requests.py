@@ -1,28 +1,38 @@
-"""Requests of the OpenAI API for completions and chat completions: their fields and checks.
+"""Requests of the OpenAI API for completions, chat completions and embeddings: fields and checks.
 
 The field names and defaults are those of OpenAI's API reference ("Create completion", "Create chat
-completion"), with `top_k` added. Fields are supported, accepted only with a value that has no
-effect, or refused.
+completion", "Create embeddings"), with `top_k` added. Fields are supported, accepted only with a
+value that has no effect, or refused.
 """
 
 import contextlib
 import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from train.config.shipped import did_you_mean
 from train.data.chat_template import NO_VARIABLES, Message
 from train.data.conversations import VARIABLES, parse_message, parse_variables
 from train.errors import UserError
 from transformer.generation.sampling import SamplingConfig
-from transformer.validation import Bounds, PositiveInt, Seed, check_settings
+from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Seed, check_settings
 
 MAX_ANSWERS = 128
 """Most answers to one request, of all its prompts together. They are computed as one batch."""
 
 MAX_MESSAGES = 10_000
 """Most messages of a conversation: a template takes seconds for more."""
+
+MAX_LOGPROBS = 5
+"""Most likeliest tokens that are named at each place."""
+
+MAX_INPUTS = 2048
+"""Most texts whose vectors are asked for at a time."""
+
+MAX_CHARACTERS_PER_TOKEN = 64
+"""Most characters of a prompt for each token that the server reads. A prompt with more is refused
+before it is tokenized, which takes time and 100 times its memory."""
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Most stop strings, and characters of one: every piece of text is compared with all."""
@@ -33,8 +43,9 @@ COMMON_FIELDS = frozenset(
         *("stream", "stream_options"),
     }
 )
-COMPLETION_FIELDS = COMMON_FIELDS | {"prompt"}
+COMPLETION_FIELDS = COMMON_FIELDS | {"prompt", "logprobs", "echo"}
 CHAT_FIELDS = COMMON_FIELDS | {"messages", "max_completion_tokens", *VARIABLES}
+EMBEDDING_FIELDS = frozenset({"model", "input", "encoding_format", "dimensions"})
 
 IGNORED_FIELDS = frozenset(
     {
@@ -86,6 +97,42 @@ def as_request_errors(field: str) -> Iterator[None]:
         raise RequestError(str(error), field) from error
 
 
+@contextlib.contextmanager
+def value_errors_as_request_errors() -> Iterator[None]:
+    """Raise a RequestError in place of a ValueError, whose first word is the field."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        raise RequestError(message, message.split()[0].rstrip(":")) from error
+
+
+def check_length(field: str, num_tokens: int, max_tokens: int) -> None:
+    """Raise RequestError if a text has more tokens than the server reads."""
+    if num_tokens > max_tokens:
+        raise RequestError(
+            f"{field}: is longer than the {max_tokens} tokens that this server reads; shorten it",
+            field,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingRequest:
+    """Checked request for vectors of texts."""
+
+    inputs: Sequence[str | tuple[int, ...]]
+    """Texts or tokens."""
+    encoding_format: Literal["float", "base64"]
+    """Numbers, or the bytes of little-endian float32 numbers in base64."""
+    dimensions: PositiveInt | None
+    """Numbers of a vector. None: as many as the model's vectors have."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, "")
+        if not 0 < len(self.inputs) <= MAX_INPUTS:
+            raise ValueError(f"input: has {len(self.inputs)} texts; give 1 to {MAX_INPUTS}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """Checked request for completions."""
@@ -96,8 +143,8 @@ class GenerationRequest:
     """Conversation to answer. Empty for prompts."""
     variables: Mapping[str, Any]
     """`tools` and other variables of the chat template."""
-    max_tokens: PositiveInt | None
-    """None: `default_max_tokens`."""
+    max_tokens: NonNegativeInt | None
+    """None: `default_max_tokens`. 0: the prompt alone, with `echo`."""
     default_max_tokens: int | None
     """Used unless the server allows fewer. None: as many as it allows."""
     sampling: SamplingConfig
@@ -109,9 +156,17 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     """End a stream with the number of tokens."""
+    logprobs: Annotated[int, Bounds(0, MAX_LOGPROBS)] | None
+    """Give the log-probability of each token, and of so many that are likeliest in its place."""
+    echo: bool
+    """Begin an answer with its prompt."""
 
     def __post_init__(self) -> None:
         check_settings(self, "")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0: asks for no token; give 1 or more, or echo true")
+        if self.stream and (self.echo or self.logprobs is not None):
+            raise ValueError("stream: has neither logprobs nor echo; leave them or stream out")
         num_prompts = max(1, len(self.prompts))
         if self.n * num_prompts > MAX_ANSWERS:
             raise ValueError(
@@ -135,10 +190,24 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
       RequestError: A field is missing, wrong or not supported.
     """
     body = _check_fields(body, COMPLETION_FIELDS)
-    prompt = body.get("prompt", "")
-    is_list = isinstance(prompt, list) and not all(type(each) is int for each in prompt)
-    prompts = tuple(map(_parse_prompt, prompt if is_list else [prompt]))
+    prompts = _parse_texts("prompt", body.get("prompt", ""))
     return _make_request(body, prompts, (), NO_VARIABLES, default_max_tokens=16)
+
+
+def parse_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
+    """Return the checked request of `/v1/embeddings`.
+
+    Raises:
+      RequestError: A field is missing, wrong or not supported.
+    """
+    body = _check_fields(body, EMBEDDING_FIELDS)
+    inputs = _parse_texts("input", body.get("input", []))
+    with value_errors_as_request_errors():
+        return EmbeddingRequest(
+            inputs=inputs,
+            encoding_format=body.get("encoding_format", "float"),
+            dimensions=body.get("dimensions"),
+        )
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
@@ -181,16 +250,22 @@ def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> dict[st
     return given
 
 
-def _parse_prompt(prompt: Any) -> str | tuple[int, ...]:
-    if isinstance(prompt, str):
-        return prompt
-    is_list = isinstance(prompt, list) and bool(prompt)
-    if not is_list or not all(type(each) is int and abs(each) < 2**31 for each in prompt):
+def _parse_texts(field: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return one text, or several, each a string or token ids."""
+    is_list = isinstance(value, list) and not all(type(each) is int for each in value)
+    return tuple(_parse_text(field, each) for each in (value if is_list else [value]))
+
+
+def _parse_text(field: str, text: Any) -> str | tuple[int, ...]:
+    if isinstance(text, str):
+        return text
+    is_list = isinstance(text, list) and bool(text)
+    if not is_list or not all(type(each) is int and abs(each) < 2**31 for each in text):
         raise RequestError(
-            "prompt: is neither a string nor a list of token ids; give one, or a list of them",
-            "prompt",
+            f"{field}: is neither a string nor a list of token ids; give one, or a list of them",
+            field,
         )
-    return tuple(prompt)
+    return tuple(text)
 
 
 def _make_request(
@@ -204,7 +279,9 @@ def _make_request(
     stream_options = body.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise RequestError("stream_options: is not an object; give one", "stream_options")
-    try:
+    # False is how some clients write that they need none.
+    logprobs = None if body.get("logprobs") is False else body.get("logprobs")
+    with value_errors_as_request_errors():
         return GenerationRequest(
             prompts=prompts,
             messages=messages,
@@ -221,7 +298,6 @@ def _make_request(
             stop=[stop] if isinstance(stop, str) else stop,
             stream=body.get("stream", False),
             include_usage=stream_options.get("include_usage") or False,
+            logprobs=logprobs,
+            echo=body.get("echo", False),
         )
-    except ValueError as error:
-        message = str(error)
-        raise RequestError(message, message.split()[0].rstrip(":")) from error

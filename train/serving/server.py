@@ -4,16 +4,19 @@
     GET  /v1/models              the model that is served
     POST /v1/completions         continue prompts
     POST /v1/chat/completions    answer a conversation, by the tokenizer's chat template
+    POST /v1/embeddings          vectors of texts, of a text encoder
 
 Each connection has a thread and one request; one more thread generates the answers of all, as one
 batch. It waits for no client: one that reads or sends slowly keeps its own connection waiting. A
-generation ends when its client has left.
+generation ends when its client has left. Vectors and log-probabilities are computed by the thread
+of the connection, one batch of all at a time.
 
 A web page in the user's browser can send requests to this machine, but cannot make the server
 compute. What it sends has a foreign `Origin`, another host's name (DNS rebinding), or a content
 type other than JSON; before a browser sends JSON it asks (`OPTIONS`), and that is refused.
 """
 
+import base64
 import contextlib
 import fnmatch
 import hmac
@@ -28,12 +31,22 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from train.errors import UserError
-from train.serving.answers import Answer, EncodedRequest, Generator
-from train.serving.requests import RequestError, parse_chat, parse_completion
-from train.tasks.text_completion import Completion
+from train.serving.answers import Answer, Choice, EncodedRequest, Generator
+from train.serving.embedder import Embedder
+from train.serving.requests import (
+    EmbeddingRequest,
+    RequestError,
+    parse_chat,
+    parse_completion,
+    parse_embedding,
+)
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +70,15 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 """Paths that generate."""
 
+EMBEDDINGS = "/v1/embeddings"
+
 
 class Server(http.server.ThreadingHTTPServer):
     """Server of one model. `serve_forever` answers requests until `shutdown`.
 
     Args:
       address: Host and port; with port 0 a free one is taken. `server_port` is the port in use.
-      generator: Answers the requests.
+      answers: Answers the requests.
       model_name: Name of the model in requests and answers.
       api_key: If not empty, requests need `Authorization: Bearer <api_key>`.
       allowed_hosts: Names under which the server is reached beside `LOOPBACK_NAMES`, or patterns of
@@ -79,16 +94,14 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(
         self,
         address: tuple[str, int],
-        generator: Generator,
+        answers: Generator | Embedder,
         model_name: str,
         api_key: str = "",
         allowed_hosts: Sequence[str] = (),
     ):
-        self.generator, self.model_name, self.api_key = generator, model_name, api_key
+        self.answers, self.model_name, self.api_key = answers, model_name, api_key
         self.created = int(time.time())
-        self.max_body_bytes = max(
-            MIN_BODY_LIMIT, generator.max_prompt_tokens * BODY_BYTES_PER_TOKEN
-        )
+        self.max_body_bytes = max(MIN_BODY_LIMIT, answers.max_prompt_tokens * BODY_BYTES_PER_TOKEN)
         self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self.parsing = threading.Lock()
         if ":" in address[0]:
@@ -134,8 +147,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._respond(self._describe)
 
     def do_POST(self) -> None:
-        """Answer a request to generate."""
-        self._respond(self._generate)
+        """Answer a request to generate, or for vectors."""
+        self._respond(self._embed if self._path() == EMBEDDINGS else self._generate)
 
     def _respond(self, answer: Callable[[], None]) -> None:
         """Answer a request, or send what is wrong with it."""
@@ -201,8 +214,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _unknown_path(self) -> RequestError:
         return RequestError(
-            f"{self.command} {self._path()}: is not served; use GET /v1/models, POST {COMPLETIONS} "
-            f"or POST {CHAT}",
+            f"{self.command} {self._path()}: is not served; use GET /v1/models, or POST "
+            f"{COMPLETIONS}, {CHAT} or {EMBEDDINGS}",
             status=404,
         )
 
@@ -210,7 +223,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         is_chat = self._path() == CHAT
         if not is_chat and self._path() != COMPLETIONS:
             raise self._unknown_path()
-        encoded = self._read_request(is_chat)
+        generator = self.server.answers
+        if not isinstance(generator, Generator):
+            raise RequestError(
+                f"model {self.server.model_name!r}: is a text encoder, which generates nothing; "
+                f"POST {EMBEDDINGS}, or serve the run of a language model",
+                "model",
+            )
+        parse = parse_chat if is_chat else parse_completion
+        encoded = self._read_request(lambda body: generator.encode(parse(body)))
         common = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if is_chat else "text_completion",
@@ -218,16 +239,48 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "model": self.server.model_name,
         }
         if encoded.request.stream:
-            self._stream(encoded, is_chat, common)
+            self._stream(generator, encoded, is_chat, common)
             return
-        answer = self.server.generator.answer(encoded, check_client=self._check_client)
+        answer = generator.answer(encoded, check_client=self._check_client)
         choices = [
-            {"index": index, **content(is_chat, each.text), "finish_reason": finish_reason(each)}
+            {"index": index, **content(is_chat, each), "finish_reason": finish_reason(each)}
             for index, each in enumerate(answer.choices)
         ]
         self._send_json(200, {**common, "choices": choices, "usage": usage(answer)})
 
-    def _read_request(self, is_chat: bool) -> EncodedRequest:
+    def _embed(self) -> None:
+        embedder = self.server.answers
+        if not isinstance(embedder, Embedder):
+            raise RequestError(
+                f"model {self.server.model_name!r}: is a language model, and no text encoder; "
+                "serve the run of one, or compute vectors of this one by the command embed",
+                "model",
+            )
+
+        def encode(body: dict[str, Any]) -> tuple[EmbeddingRequest, list[np.ndarray]]:
+            request = parse_embedding(body)
+            return request, embedder.encode(request)
+
+        request, rows = self._read_request(encode)
+        vectors = embedder.embed(rows, self._check_client)
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
+                if request.encoding_format == "base64"
+                else vector.tolist(),
+            }
+            for index, vector in enumerate(vectors)
+        ]
+        num_tokens = sum(map(len, rows))
+        counts = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        self._send_json(
+            200,
+            {"object": "list", "data": data, "model": self.server.model_name, "usage": counts},
+        )
+
+    def _read_request(self, parse: Callable[[dict[str, Any]], T]) -> T:
         length = self._body_length()
         is_large = length > SMALL_BODY_BYTES
         if is_large and not self.server.large_bodies.acquire(blocking=False):
@@ -235,9 +288,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             data = self._read_body(length)
             with self.server.parsing:  # one at a time: parsed JSON takes up to 25 times its size
-                body = self._parse_body(data)
-                request = parse_chat(body) if is_chat else parse_completion(body)
-                return self.server.generator.encode(request)
+                return parse(self._parse_body(data))
         finally:
             if is_large:
                 self.server.large_bodies.release()
@@ -260,8 +311,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _read_body(self, length: int) -> bytes:
         data, end = bytearray(), time.monotonic() + CLIENT_SECONDS
         # `read1` returns what is there: `read` would wait for a client that sends a byte at a time.
-        while len(data) < length and (piece := self.rfile.read1(length - len(data))):
-            data += piece
+        while len(data) < length and (part := self.rfile.read1(length - len(data))):
+            data += part
             if time.monotonic() > end:
                 raise RequestError("body: arrives too slowly; send it again", status=408)
         return bytes(data)
@@ -285,8 +336,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             size, end = 0, time.monotonic() + CLIENT_SECONDS
-            while (piece := self.rfile.read1(1 << 16)) and size < MAX_DISCARDED_BYTES:
-                size += len(piece)
+            while (part := self.rfile.read1(1 << 16)) and size < MAX_DISCARDED_BYTES:
+                size += len(part)
                 if time.monotonic() > end:
                     break
 
@@ -298,7 +349,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if readable and not self.connection.recv(1, socket.MSG_PEEK):
             raise ConnectionError("the client has left")
 
-    def _stream(self, encoded: EncodedRequest, is_chat: bool, common: dict[str, Any]) -> None:
+    def _stream(
+        self, generator: Generator, encoded: EncodedRequest, is_chat: bool, common: dict[str, Any]
+    ) -> None:
         """Send an answer in pieces, as it is generated."""
         has_begun = False
 
@@ -307,10 +360,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if not has_begun:  # before the first piece an error has its own status
                 has_begun = True
                 self._begin_stream(is_chat, common)
-            self._send_chunk(common, content(is_chat, text, streamed=True))
+            self._send_chunk(common, piece(is_chat, text))
 
         try:
-            answer = self.server.generator.answer(encoded, send_text, self._check_client)
+            answer = generator.answer(encoded, send_text, self._check_client)
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
@@ -323,7 +376,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not has_begun:
             self._begin_stream(is_chat, common)
         reason = finish_reason(answer.choices[0])
-        self._send_chunk(common, content(is_chat, "", streamed=True), reason)
+        self._send_chunk(common, piece(is_chat, ""), reason)
         if encoded.request.include_usage:
             self._send_event(json.dumps({**common, "choices": [], "usage": usage(answer)}))
         self._send_event("[DONE]")
@@ -365,13 +418,18 @@ def host_name(place: str) -> str:
         return ""
 
 
-def content(is_chat: bool, text: str, *, streamed: bool = False) -> dict[str, Any]:
-    """Return the part of a choice that has the text; in a stream an empty one ends it."""
-    if not is_chat:
-        return {"text": text, "logprobs": None}
-    if streamed:
+def content(is_chat: bool, choice: Choice) -> dict[str, Any]:
+    """Return the part of a choice that has the text."""
+    if is_chat:
+        return {"message": {"role": "assistant", "content": choice.text}}
+    return {"text": choice.text, "logprobs": choice.logprobs}
+
+
+def piece(is_chat: bool, text: str) -> dict[str, Any]:
+    """Return the part of a choice that has a piece of a streamed text; an empty one ends it."""
+    if is_chat:
         return {"delta": {"content": text} if text else {}}
-    return {"message": {"role": "assistant", "content": text}}
+    return {"text": text, "logprobs": None}
 
 
 def error_body(status: int, message: str, field: str | None = None) -> dict[str, Any]:
@@ -382,9 +440,9 @@ def error_body(status: int, message: str, field: str | None = None) -> dict[str,
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 
 
-def finish_reason(completion: Completion) -> str:
+def finish_reason(choice: Choice) -> str:
     """Return why an answer ended, as the API names it."""
-    return "stop" if completion.stopped else "length"
+    return "stop" if choice.stopped else "length"
 
 
 def usage(answer: Answer) -> dict[str, int]:

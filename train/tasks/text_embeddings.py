@@ -72,7 +72,33 @@ def embed_texts(
     prompt: str = "",
     is_published: bool = False,
 ) -> np.ndarray:  # [N, D] float32
-    """Return the vector of each text.
+    """Return the vector of each text. Arguments and errors are those of `encode_texts`.
+
+    Raises:
+      UserError: The model has no one stack of layers, too.
+    """
+    rows = encode_texts(trained, texts, config, prompt=prompt, is_published=is_published)
+    try:
+        return embed_sequences(
+            trained.model,
+            trained.params,
+            rows,
+            pooling=config.pooling,
+            normalize=config.normalize,
+        )
+    except ValueError as error:
+        raise UserError(f"embed: {error}") from error
+
+
+def encode_texts(
+    trained: TrainedModel,
+    texts: Sequence[str],
+    config: EmbeddingConfig,
+    *,
+    prompt: str = "",
+    is_published: bool = False,
+) -> list[np.ndarray]:  # N, each [t] int32
+    """Return the tokens that the model reads of each text.
 
     Args:
       trained: The model and its tokenizer.
@@ -83,8 +109,8 @@ def embed_texts(
         text begins with that of a classifier, if its tokenizer adds none.
 
     Raises:
-      UserError: The model has no tokenizer or no one stack of layers, or a text has no tokens or
-        characters that the tokenizer lacks.
+      UserError: The model has no tokenizer, or a text has no tokens or characters that the
+        tokenizer lacks.
     """
     tokenizer = trained.tokenizer
     if tokenizer is None:
@@ -103,13 +129,4 @@ def embed_texts(
     for text, row in zip(texts, rows, strict=True):
         if not len(row):
             raise UserError(f"text {text!r}: has no tokens; give a longer one")
-    try:
-        return embed_sequences(
-            trained.model,
-            trained.params,
-            rows,
-            pooling=config.pooling,
-            normalize=config.normalize,
-        )
-    except ValueError as error:
-        raise UserError(f"embed: {error}") from error
+    return rows

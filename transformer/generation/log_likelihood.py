@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int
 
+from transformer.chunked_cross_entropy import TokenLogProbs
 from transformer.generation.batches import (
     Tokens,
     batches_of_tokens,
@@ -26,7 +27,7 @@ from transformer.generation.batches import (
     segments_of_lengths,
 )
 from transformer.generation.generate import segments_if_supported
-from transformer.losses import token_loss
+from transformer.losses import token_log_probs
 from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
@@ -42,6 +43,17 @@ class LogLikelihood(NamedTuple):
     """Sum over the scored tokens, in nats."""
     num_tokens: int
     """Tokens that are scored: those after the context."""
+    is_greedy: bool
+    """Each of them is the model's likeliest token."""
+
+
+class TokenLogLikelihoods(NamedTuple):
+    """Log-likelihoods of the T - 1 tokens after the first of one sequence, in nats."""
+
+    values: Float32[np.ndarray, "T-1"]
+    top_values: Float32[np.ndarray, "T-1 K"]
+    """Those of the K likeliest tokens, in descending order."""
+    top_tokens: Int[np.ndarray, "T-1 K"]
 
 
 def log_likelihoods(
@@ -62,9 +74,9 @@ def log_likelihoods(
       sources: What the encoder of an `EncoderDecoder` reads for each sequence.
 
     Raises:
-      ValueError: A sequence is empty or longer than the model's learned positions, has tokens that
-        are not in its vocabulary, or a context that is not within it; sources are missing, or
-        given to a model without an encoder.
+      ValueError: A sequence is empty or longer than the model's learned positions and one (the
+        last token is only predicted), has tokens that are not in its vocabulary, or a context that
+        is not within it; sources are missing, or given to a model without an encoder.
     """
     contexts = [1] * len(sequences) if context_lengths is None else list(context_lengths)
     if len(contexts) != len(sequences):
@@ -74,29 +86,70 @@ def log_likelihoods(
     _check_sources(model, sequences, sources)
     for number, (sequence, context) in enumerate(zip(sequences, contexts, strict=True)):
         _check_sequence(number, sequence, context, model)
+    scores = _score_sequences(model, params, sequences, sources, num_top=1)
+    found = []
+    for sequence, context, each in zip(sequences, contexts, scores, strict=True):
+        scored = slice(context - 1, None)
+        total = float(np.sum(each.values[scored], dtype=np.float64))
+        is_greedy = bool(np.all(each.top_tokens[scored, 0] == np.asarray(sequence)[context:]))
+        found.append(LogLikelihood(total, len(sequence) - context, is_greedy))
+    return found
+
+
+def token_log_likelihoods(
+    model: LanguageModel,
+    params: Params,
+    sequences: Sequence[Tokens],  # N of them, of any lengths
+    *,
+    num_top: int = 1,
+) -> list[TokenLogLikelihoods]:
+    """Return the log-likelihood of each token after the first of each sequence.
+
+    With it come those of the `num_top` likeliest tokens in its place, at most as many as the
+    vocabulary has. ValueError: as in `log_likelihoods`.
+    """
+    check_integer("num_top", num_top, 1)
+    for number, sequence in enumerate(sequences):
+        _check_sequence(number, sequence, 1, model)
+    return _score_sequences(model, params, sequences, None, num_top=num_top)
+
+
+def _score_sequences(
+    model: LanguageModel | EncoderDecoder,
+    params: Params,
+    sequences: Sequence[Tokens],
+    sources: Sequence[Tokens] | None,
+    *,
+    num_top: int,
+) -> list[TokenLogLikelihoods]:
+    """Return the scores of checked sequences, computed in batches of similar lengths."""
     limit = model.config.max_length
     rows = [np.asarray(sequence, np.int32) for sequence in sequences]
-    longest = np.array([len(row) for row in rows], np.int32)
+    # The last token is predicted and not read. A sequence of one token has a score to drop.
+    inputs = [row[: max(1, len(row) - 1)] for row in rows]
+    longest = np.array([len(row) for row in inputs], np.int32)
     source_rows: list[np.ndarray] = []
     if sources is not None:
         source_rows = [np.asarray(source, np.int32) for source in sources]
         longest = np.maximum(longest, [len(source) for source in source_rows])
-    totals = np.zeros(len(rows))
+    scores: dict[int, TokenLogLikelihoods] = {}
     for batch, batch_size in batches_of_tokens(longest.tolist(), None):
-        tokens, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
+        tokens, lengths = pad_right([inputs[index] for index in batch], batch_size, limit)
+        targets = np.zeros_like(tokens)
+        for place, index in enumerate(batch):
+            targets[place, : len(rows[index]) - 1] = rows[index][1:]
         source = None
         if source_rows:
             source = pad_right(
                 [source_rows[index] for index in batch], batch_size, model.config.source.max_length
             )
-        starts = np.ones(batch_size, np.int32)
-        starts[: len(batch)] = [contexts[index] for index in batch]
-        found = _score(params, tokens, lengths, starts, source, model=model)
-        totals[batch] = np.asarray(found)[: len(batch)]
-    return [
-        LogLikelihood(float(total), len(row) - context)
-        for total, row, context in zip(totals, rows, contexts, strict=True)
-    ]
+        found = _score(params, tokens, targets, lengths, source, model=model, num_top=num_top)
+        leaves = [np.asarray(leaf) for leaf in found]
+        for place, index in enumerate(batch):
+            scores[index] = TokenLogLikelihoods(
+                *(leaf[place, : len(rows[index]) - 1] for leaf in leaves)
+            )
+    return [scores[index] for index in range(len(rows))]
 
 
 def _check_sources(
@@ -131,19 +184,20 @@ def _check_sequence(
             f"context_lengths[{number}] {context}: the sequence has {len(sequence)} tokens; give "
             "less"
         )
-    check_fits(f"sequence {number}", sequence, model.config)
+    check_fits(f"sequence {number}", sequence[:-1], model.config)
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
+@functools.partial(jax.jit, static_argnames=("model", "num_top"))
 def _score(
     params: Params,
     tokens: Int[Array, "B T"],  # padded on the right
+    targets: Int[Array, "B T"],  # the token after each
     lengths: Int[Array, "B"],  # without the padding
-    starts: Int[Array, "B"],  # index of the first token that is scored
     source: tuple[Int[Array, "B S"], Int[Array, "B"]] | None,  # padded likewise
     *,
     model: LanguageModel | EncoderDecoder,
-) -> Float32[Array, "B"]:
+    num_top: int,
+) -> TokenLogProbs:
     length = tokens.shape[1]
     index = jnp.arange(length)[None, :]
     # The number of tokens decides the angles of some rotary embeddings: padding has no position.
@@ -169,14 +223,6 @@ def _score(
             segments=segments_of_lengths(lengths, length),
             outputs=NO_OUTPUTS,
         ).hidden
-    targets = jnp.roll(tokens, -1, axis=1)
-    scored = (index + 1 >= starts[:, None]) & (index + 1 < lengths[:, None])
-
-    def score_row(row: dict[str, jax.Array]) -> jax.Array:
-        batch = jax.tree.map(lambda leaf: leaf[None], row)
-        # In chunks of T, so that the logits fit.
-        return -token_loss(model, params, batch["hidden"], batch)["loss"].total
-
-    rows = {"hidden": hidden, "targets": targets, "weights": scored.astype(jnp.float32)}
-    scores: jax.Array = replicate(model.constrain, jax.lax.map(score_row, rows))
-    return scores
+    scores = token_log_probs(model, params, hidden, targets, num_top=num_top)
+    replicated: TokenLogProbs = replicate(model.constrain, scores)
+    return replicated

@@ -52,6 +52,8 @@ class BatchRow:
     tokens: list[int] = dataclasses.field(default_factory=list)
     """New tokens, without the stop token."""
     finished: bool = False
+    stop_token: int | None = None
+    """The token that ended the row, if one did."""
 
     @property
     def stopped(self) -> bool:
@@ -126,7 +128,7 @@ class RunningBatch:
             np.int32(len(rows)),
             model=self._model,
         )
-        self._receive(self._rows, np.asarray(new), np.asarray(self._state.remaining))
+        self._receive(self._rows, np.asarray(new), self._state)
 
     def remove(self, row: BatchRow) -> None:
         """Remove a row before its end."""
@@ -205,19 +207,22 @@ class RunningBatch:
         )
         for slot, row in zip(slots, group, strict=True):
             self._rows[slot] = row
-        self._receive(group, np.asarray(new), np.asarray(started.remaining))
+        self._receive(group, np.asarray(new), started)
 
     def _receive(
         self,
         rows: Sequence[BatchRow | None],
         new: Int[np.ndarray, "B n"],
-        remaining: Int[np.ndarray, "B"],
+        state: DecodingState,
     ) -> None:
         """Give rows their new tokens, and let those that have ended leave."""
-        for row, tokens, left in zip(rows, new, remaining, strict=True):
+        remaining, newest = np.asarray(state.remaining), np.asarray(state.tokens)
+        for row, tokens, left, last in zip(rows, new, remaining, newest, strict=True):
             if row is not None:
                 row.tokens += tokens[tokens != NO_TOKEN].tolist()
                 row.finished = not left
+                if row.stopped:
+                    row.stop_token = int(last)
         self._rows = [None if row is None or row.finished else row for row in self._rows]
 
 

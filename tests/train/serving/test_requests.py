@@ -12,6 +12,7 @@ from train.serving.requests import (
     RequestError,
     parse_chat,
     parse_completion,
+    parse_embedding,
 )
 from transformer.generation.sampling import SamplingConfig
 
@@ -121,8 +122,9 @@ def test_given_settings_are_read() -> None:
         ("stop", "a" * 1001),
         ("stream", 1),
         ("stream_options", [1]),
-        ("logprobs", 3),
-        ("logprobs", 0),  # not False
+        ("logprobs", 6),
+        ("logprobs", True),
+        ("echo", 1),
         ("logit_bias", {"5": 1}),
         ("presence_penalty", 0.5),
         ("temprature", 1),
@@ -142,6 +144,8 @@ def test_wrong_fields_are_refused(field: str, value: Any) -> None:
         ("n", {"prompt": ["a"] * 129}),
         ("stream", {"stream": True, "n": 2}),
         ("stream", {"stream": True, "prompt": ["a", "b"]}),
+        ("stream", {"stream": True, "logprobs": 0}),
+        ("stream", {"stream": True, "echo": True}),
     ],
 )
 def test_too_many_answers_are_refused(field: str, body: dict[str, Any]) -> None:
@@ -157,6 +161,39 @@ def test_largest_values_are_accepted() -> None:
     assert (request.n, request.seed, request.stop) == (128, 2**32 - 1, stop)
     assert len(parse_completion({"prompt": ["a"] * 128}).prompts) == 128
     assert not parse_completion({"stream_options": []}).include_usage
+
+
+def test_logprobs_and_echo() -> None:
+    request = parse_completion({"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 0})
+    assert (request.max_tokens, request.echo, request.logprobs) == (0, True, 0)
+    assert parse_completion({"prompt": "a", "logprobs": False}).logprobs is None
+    with pytest.raises(RequestError, match=r"^echo: is not supported"):
+        parse_chat({"messages": [USER], "echo": True})
+
+
+def test_embedding() -> None:
+    request = parse_embedding({"input": ["a", [5, 6]], "encoding_format": "base64", "user": "b"})
+    assert request.inputs == ("a", (5, 6))
+    assert request.encoding_format == "base64"
+    assert parse_embedding({"input": [5, 6]}).inputs == ((5, 6),)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input", []),
+        ("input", [[]]),
+        ("input", None),
+        ("input", ["a"] * 2049),
+        ("encoding_format", "hex"),
+        ("dimensions", 0),
+        ("prompt", "a"),
+    ],
+)
+def test_wrong_embeddings_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{field}") as caught:
+        parse_embedding({"input": "a", field: value})
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("messages", [None, [], "hi", ["hi"], [{"content": "hi"}]])

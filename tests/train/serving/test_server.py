@@ -1,5 +1,6 @@
 """The server of a tiny run, by requests over a socket."""
 
+import base64
 import contextlib
 import dataclasses
 import http.client
@@ -12,19 +13,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import train
 from tests.train.support import NO_DETECTOR, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from train.interop.huggingface import import_model
 from train.run import Run
 from train.serving.answers import Generator
+from train.serving.embedder import Embedder, is_text_encoder
 from train.serving.server import Server
 
 ROOT = Path(__file__).parents[3]
 
 JSON = {"Content-Type": "application/json"}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,7 @@ def serving(
     run: Run,
     max_tokens: int = 20,
     *,
-    generator: Generator | None = None,
+    generator: Generator | Embedder | None = None,
     host: str = "127.0.0.1",
     **settings: Any,
 ) -> Iterator[Server]:
@@ -143,6 +148,110 @@ def test_tokens_are_a_prompt_as_they_are(server: Server, run: Run) -> None:
     assert of_tokens["choices"] == of_text["choices"]
 
 
+def test_echo_has_the_log_probability_of_each_token(server: Server, run: Run) -> None:
+    assert run.tokenizer is not None
+    prompts = ["the cat sat", "a red"]
+    body = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 2}
+    status, answer = ask(server, COMPLETIONS, body)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 0
+    scores = run.score(prompts, context="")
+    assert isinstance(scores, list)
+    for text, score, choice in zip(prompts, scores, answer["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert (choice["text"], choice["finish_reason"]) == (text, "length")
+        assert logprobs["tokens"] == ["<|endoftext|>", *text]  # one that no text has begins it
+        assert logprobs["text_offset"] == [0, *range(len(text))]
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert sum(logprobs["token_logprobs"][1:]) == pytest.approx(score.total, rel=1e-5)
+        shown = zip(
+            logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+        )
+        for token, value, top in list(shown)[1:]:
+            assert top[token] == value
+            values = sorted(top.values(), reverse=True)
+            # The likeliest two, and the token itself.
+            assert len(top) == (2 if value in values[:2] else 3)
+            assert list(top.values()) == values
+
+
+def test_log_probabilities_of_an_answer(server: Server, run: Run, seed: int) -> None:
+    """With the token that ended it, and without those of a stop string."""
+    assert run.tokenizer is not None
+    body = {"prompt": "the", "max_tokens": 8, "seed": seed, "logprobs": 0}
+    choice = ask(server, COMPLETIONS, body)[1]["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["text_offset"] == list(range(3, 3 + len(choice["text"])))
+    assert logprobs["top_logprobs"] is None
+    scores: Any = run.score(["the" + choice["text"], "the"], context="")
+    whole, prompt = scores
+    assert sum(logprobs["token_logprobs"]) == pytest.approx(whole.total - prompt.total, rel=1e-4)
+    status, answer = ask(server, COMPLETIONS, {**body, "max_tokens": 20})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")  # beyond the positions
+    stopped = ask(server, COMPLETIONS, {**body, "stop": choice["text"][4:6]})[1]["choices"][0]
+    assert stopped["logprobs"]["tokens"] == list(stopped["text"])
+
+    def is_ended(seed: int) -> bool:
+        nonlocal choice
+        choice = ask(server, COMPLETIONS, {**body, "seed": seed})[1]["choices"][0]
+        return bool(choice["finish_reason"] == "stop")
+
+    next(filter(is_ended, range(100)))
+    assert choice["logprobs"]["tokens"] == [*choice["text"], "<|endoftext|>"]
+
+
+def test_too_much_to_score_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.serving.answers.MAX_SCORED_TOKENS", 20)
+    with serving(run, 20) as server:
+        body = {"prompt": "the cat", "max_tokens": 5, "logprobs": 1}
+        assert ask(server, COMPLETIONS, body)[0] == 200
+        status, answer = ask(server, COMPLETIONS, {**body, "n": 2})
+    assert (status, answer["error"]["param"]) == (400, "logprobs")
+
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+def test_embeddings_are_those_of_the_run(tmp_path: Path) -> None:
+    """Of a folder of sentence-transformers, against the package's vectors."""
+    fixture = Path(__file__).parents[1] / "sentence_transformers" / "bert-mean"
+    import_model(str(fixture), str(tmp_path / "run"))
+    run = train.load(tmp_path / "run")
+    assert is_text_encoder(run)
+    reference = np.load(fixture / "reference.npz")
+    texts = reference["texts"].tolist()
+    with serving(run, generator=Embedder(run, 60)) as server:
+        status, answer = ask(server, EMBEDDINGS, {"input": texts, "model": "tiny"})
+        assert (status, answer["object"], answer["model"]) == (200, "list", "tiny")
+        assert [each["index"] for each in answer["data"]] == list(range(len(texts)))
+        found = np.array([each["embedding"] for each in answer["data"]])
+        np.testing.assert_allclose(found, reference["plain"], atol=1e-5)
+        body = {"input": texts[0], "encoding_format": "base64", "dimensions": found.shape[1]}
+        _, of_one = ask(server, EMBEDDINGS, body)
+        vector = np.frombuffer(base64.b64decode(of_one["data"][0]["embedding"]), "<f4")
+        np.testing.assert_allclose(vector, found[0], atol=1e-6)
+        assert run.tokenizer is not None
+        before, after = run.tokenizer.added_token_ids
+        row = [*before.tolist(), *run.tokenizer.encode(texts[0]).tolist(), *after.tolist()]
+        assert of_one["usage"] == {"prompt_tokens": len(row), "total_tokens": len(row)}
+        _, of_tokens = ask(server, EMBEDDINGS, {"input": [row]})
+        np.testing.assert_allclose(of_tokens["data"][0]["embedding"], found[0], atol=1e-6)
+        for field, value in (("input", [999]), ("input", "a" * 5000), ("dimensions", 3)):
+            status, answer = ask(server, EMBEDDINGS, {"input": "the", field: value})
+            assert (status, answer["error"]["param"]) == (400, field)
+        status, answer = ask(server, COMPLETIONS, {"prompt": "the"})
+        assert status == 400
+        assert "is a text encoder" in answer["error"]["message"]
+
+
+def test_embeddings_of_a_language_model_are_refused(server: Server, run: Run) -> None:
+    assert not is_text_encoder(run)
+    status, answer = ask(server, EMBEDDINGS, {"input": "the"})
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert "no text encoder; serve the run of one" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_stop_strings_end_the_text(server: Server, n: int, seed: int) -> None:
     body = {"prompt": "the", "max_tokens": 20, "seed": seed, "n": n}
@@ -191,9 +300,6 @@ def test_chat(run: Run) -> None:
         "delta": {},
         "finish_reason": choice["finish_reason"],
     }
-
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def user(content: str, **more: Any) -> dict[str, Any]:
@@ -338,6 +444,11 @@ def endless(run: Run, max_batch_size: int) -> Iterator[Server]:
         generator.decoding.close()
 
 
+def generator_of(server: Server) -> Generator:
+    assert isinstance(server.answers, Generator)
+    return server.answers
+
+
 def begin(server: Server, **fields: Any) -> http.client.HTTPConnection:
     """Send a request and return its connection."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
@@ -356,7 +467,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}, {"stop": "never"}], ids=str)
 def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any]) -> None:
     with endless(run, max_batch_size=2) as server:
-        batch = server.generator.decoding._batch
+        batch = generator_of(server).decoding._batch
         connection = begin(server, **changes)
         wait_until(lambda: len(batch.rows) == changes.get("n", 1))
         connection.close()
@@ -366,7 +477,7 @@ def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any
 def test_more_requests_than_may_wait_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.serving.decoding_thread.MAX_WAITING", 1)
     with endless(run, max_batch_size=1) as server:
-        decoding = server.generator.decoding
+        decoding = generator_of(server).decoding
         running = begin(server)
         wait_until(lambda: bool(decoding._batch.rows))
         waiting = begin(server)
@@ -452,7 +563,7 @@ def test_failure_is_an_error_and_the_server_lives(
     ):
         for streamed in (False, True):
             with monkeypatch.context() as patch:
-                patch.setattr(server.generator.decoding._batch, "add", fail)
+                patch.setattr(generator_of(server).decoding._batch, "add", fail)
                 caplog.clear()
                 status, answer = ask(server, "/v1/completions", {"stream": streamed})
             assert (status, answer["error"]["type"]) == (expected, "server_error")

@@ -11,11 +11,17 @@ import pytest
 
 from tests.transformer.formulas import random_params_like
 from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
-from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
+from transformer import (
+    EncoderConfig,
+    EncoderDecoder,
+    LanguageModel,
+    TransformerConfig,
+    chunked_cross_entropy,
+)
 from transformer.attention.full import AttentionConfig
 from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.generation import batches
-from transformer.generation.log_likelihood import log_likelihoods
+from transformer.generation.log_likelihood import log_likelihoods, token_log_likelihoods
 from transformer.interop.pretrained import read_model
 from transformer.models.block import BlockConfig
 
@@ -78,6 +84,36 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.total for each in parts] == pytest.approx([each.total for each in whole], rel=1e-5)
 
 
+def test_tokens_and_the_likeliest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a chunk have 3 tokens, so that the last of a row of 36 is not whole."""
+    monkeypatch.setitem(chunked_cross_entropy.CHUNK_BYTES, "cpu", 3 * 61 * 4)
+    monkeypatch.setattr(chunked_cross_entropy, "CPU_TOKENS_PER_WIDTH", 0)
+    model, params = make_decoder(GPT)
+    found = token_log_likelihoods(model, params, ROWS, num_top=4)
+    for row, each in zip(ROWS, found, strict=True):
+        assert each.values.shape == (len(row) - 1,)
+        logits = run_full_pass(model, params, jnp.array([row]))[0]
+        log_probs = np.asarray(jax.nn.log_softmax(logits, axis=-1))[:-1]
+        values = np.take_along_axis(log_probs, np.array(row[1:], int)[:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(each.values, values, rtol=1e-5, atol=1e-5)
+        best = np.argsort(-log_probs, axis=1)[:, :4]
+        np.testing.assert_array_equal(each.top_tokens, best)
+        expected_top = np.take_along_axis(log_probs, best, axis=1)
+        np.testing.assert_allclose(each.top_values, expected_top, rtol=1e-5, atol=1e-5)
+
+
+def test_greedy_rows_are_told_apart() -> None:
+    """A row that ends with the likeliest token, as long as all positions and one; another token."""
+    model, params = make_decoder(GPT)
+    row = [*range(1, 42)]
+    best = int(run_full_pass(model, params, jnp.array([row]))[0, -1].argmax())
+    rows = [[*row, best], [*row, (best + 1) % 61]]
+    found = log_likelihoods(model, params, rows, context_lengths=[41, 41])
+    assert [each.is_greedy for each in found] == [True, False]
+    found = log_likelihoods(model, params, rows[:1], context_lengths=[2])
+    assert not found[0].is_greedy
+
+
 def test_hugging_face_has_the_same_log_likelihoods() -> None:
     pretrained, params = read_model(GPT2)
     model = pretrained.make_model()
@@ -116,7 +152,7 @@ def test_encoder_decoder_reads_the_source() -> None:
     [
         ([[1], []], {}, "sequence 1: is empty"),
         ([[1, 61]], {}, "sequence 0: "),
-        ([[1] * 42], {}, "sequence 0: 42 tokens are more than the model's 41 learned positions"),
+        ([[1] * 43], {}, "sequence 0: 42 tokens are more than the model's 41 learned positions"),
         ([[1, 2]], {"context_lengths": [3]}, r"context_lengths\[0\] 3: the sequence has 2 tokens"),
         ([[1, 2]], {"context_lengths": [0]}, r"context_lengths\[0\]"),
         ([[1, 2]], {"context_lengths": [1, 1]}, "context_lengths: 2 for 1 sequences"),

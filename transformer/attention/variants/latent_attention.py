@@ -87,8 +87,8 @@ class LatentAttentionConfig(MixerConfig):
             )
         if isinstance(self.position, RoPE) and self.position.fraction != 1:
             raise ValueError(
-                f"LatentAttentionConfig.position.fraction {self.position.fraction}: the rotated "
-                "part has a width of its own; leave it at 1, and set rope_head_dim"
+                f"LatentAttentionConfig.position RoPE with fraction {self.position.fraction}: the "
+                "rotated part has a width of its own; leave it at 1, and set rope_head_dim"
             )
 
     def check_d_model(self, d_model: int) -> None:

@@ -29,6 +29,7 @@ from transformer.layers.moe_dispatch import (
     load_balance_loss,
     route_tokens,
     router_z_loss,
+    selection_bias_loss,
 )
 from transformer.model_context import ModelContext
 from transformer.taps import NO_OUTPUTS, Outputs
@@ -63,8 +64,8 @@ class MoEConfig(Settings):
     (DeepSeek-V3, equation 15)."""
     selection_bias: bool = False
     """Add a bias to the scores for the choice of experts, not to the gates: DeepSeek-V3's
-    `e_score_correction_bias` (section 2.1.2). It has no gradient, and training leaves it as it is.
-    """
+    `e_score_correction_bias` (section 2.1.2). Its gradient is not that of the loss: the optimizer
+    lowers it for experts with more tokens than the mean, and raises it for the others."""
     num_groups: PositiveInt = 1
     """Groups of experts, which stand on one device each in DeepSeek (`n_group`)."""
     num_groups_per_token: PositiveInt = 1
@@ -148,13 +149,14 @@ class MixtureOfExperts(nn.Module):
         # Logits are kept beside the routing: the z-loss penalizes their size, which a softmax
         # hides.
         logits = self.router_logits(x)
+        bias = self.selection_bias() if config.selection_bias else None
         routing = route_tokens(
             logits,
             config.num_experts_per_token,
             normalize_gates=config.normalize_gates,
             token_mask=token_mask,
             score=config.router_score,
-            selection_bias=self.selection_bias() if config.selection_bias else None,
+            selection_bias=bias,
             num_groups=config.num_groups,
             num_groups_per_token=config.num_groups_per_token,
         )
@@ -169,8 +171,11 @@ class MixtureOfExperts(nn.Module):
         if "losses" not in outputs:
             return FeedForwardOutput(y, {})
         # Weighted here, by the layer's own settings, so that the trainer only adds them up.
+        load_balance = config.load_balance_loss_weight * load_balance_loss(routing)
+        if bias is not None:
+            load_balance += selection_bias_loss(bias, routing)
         losses = {
-            "loss/load_balance": config.load_balance_loss_weight * load_balance_loss(routing),
+            "loss/load_balance": load_balance,
             "loss/router_z": config.router_z_loss_weight
             * router_z_loss(logits, routing.token_mask),
         }
@@ -202,7 +207,7 @@ class MixtureOfExperts(nn.Module):
         return context.constrain(logits, ("batch", "length", None))
 
     def selection_bias(self) -> Float[Array, "E"]:
-        """Return the bias of the choice of experts, which has no gradient."""
+        """Return the bias of the choice of experts, in float32 like the scores."""
         bias = declare_weight(
             self,
             "selection_bias",
@@ -210,7 +215,7 @@ class MixtureOfExperts(nn.Module):
             init=nn.initializers.zeros,
             dtype=self.context.precision.parameters,
         )
-        return jax.lax.stop_gradient(bias.astype(jnp.float32))
+        return bias.astype(jnp.float32)
 
     def apply_shared_expert(
         self,

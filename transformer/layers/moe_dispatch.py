@@ -125,6 +125,25 @@ def load_balance_loss(routing: Routing) -> Float[Array, ""]:
     return jnp.sum(losses) / jnp.maximum(jnp.sum(tokens), 1)
 
 
+SELECTION_BIAS_RATE = 0.01
+"""Scale of the gradient of the selection bias: it adds little to the norm of all gradients, and the
+steps of Adam do not depend on it."""
+
+
+def selection_bias_loss(bias: Float32[Array, "E"], routing: Routing) -> Float[Array, ""]:
+    """Return 0, with a gradient of the bias that balances the experts without changing the loss.
+
+    It is the fraction of assignments beyond the mean of each expert: overloaded experts are chosen
+    less after a step. DeepSeek-V3 (section 2.1.2) steps by its sign, as Adam about does.
+    """
+    mask = routing.token_mask[..., None, None]
+    chosen = jax.nn.one_hot(routing.expert_indices, routing.num_experts) * mask  # [B, T, C, E]
+    hits = jnp.sum(chosen, axis=(0, 1, 2))
+    excess = (hits - jnp.mean(hits)) / jnp.maximum(jnp.sum(hits), 1)
+    loss = SELECTION_BIAS_RATE * jnp.sum(bias * excess)
+    return loss - jax.lax.stop_gradient(loss)
+
+
 def router_z_loss(
     logits: Float32[Array, "B T E"],
     token_mask: Bool[Array, "B T"],

@@ -30,7 +30,10 @@ from transformer.layers.norms import NormConfig
         (MoEConfig, dict(router_score="tanh")),
         (MoEConfig, dict(num_groups=3)),
         (MoEConfig, dict(num_groups=2, num_groups_per_token=3)),
-        (MoEConfig, dict(num_groups_per_token=1, num_groups=8)),  # of one expert, and two are chosen
+        (
+            MoEConfig,
+            dict(num_groups_per_token=1, num_groups=8),
+        ),  # of one expert each
         (MoEConfig, dict(num_groups_per_token=4, num_groups=8, selection_bias=True)),
     ],
 )

@@ -18,6 +18,7 @@ from transformer.interop.family import (
     all_blocks,
     decoder_classes,
     linear,
+    name_of,
     norm,
     sizes,
     with_blocks,
@@ -53,6 +54,7 @@ SHARED_D_FF = f"{MOE}.shared_expert.d_ff"
 def _read(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     """Return the config with its shared experts, and without experts in the first layers."""
     mixer: Any = config.layer_pattern[0].mixer
+    # `transformers` makes a key and a value for every head.
     fields.expect("num_key_value_heads", mixer.num_heads)
     fields.take("head_dim")  # `transformers` replaces it by qk_rope_head_dim
     fields.take("qk_head_dim")  # the sum of both parts, which it writes
@@ -81,9 +83,9 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
     if plain:
         fields["intermediate_size"] = plain[0].d_ff
-        fields["hidden_act"] = plain[0].activation
+        fields["hidden_act"] = name_of(ACTIVATION_NAMES, plain[0].activation)
     if not mixtures:
-        return fields | {"num_experts_per_tok": 1}  # of no layer, and without a default
+        return fields | {"num_experts_per_tok": 2}  # of no layer, and without a default
     shared, width = mixtures[0].shared_expert, mixtures[0].expert.d_ff
     if shared is None or shared.d_ff % width:
         found = "none" if shared is None else f"d_ff {shared.d_ff}"

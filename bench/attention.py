@@ -55,6 +55,7 @@ EXACT = {
 
 FAMILY = (
     "full",
+    "latent",
     "sliding_window",
     "longformer",
     "bigbird",

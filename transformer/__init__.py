@@ -32,6 +32,7 @@ from transformer.attention.rope import (
 )
 from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 from transformer.attention.variants.bigbird import BigBirdConfig
+from transformer.attention.variants.latent_attention import LatentAttentionConfig
 from transformer.attention.variants.linear_attention import LinearAttentionConfig
 from transformer.attention.variants.linformer import LinformerConfig
 from transformer.attention.variants.longformer import LongformerConfig
@@ -96,6 +97,7 @@ __all__ = [
     "Initialization",
     "LSTMConfig",
     "LanguageModel",
+    "LatentAttentionConfig",
     "LearnedPositions",
     "LinearAttentionConfig",
     "LinearScaling",

@@ -35,10 +35,13 @@ from transformer.validation import check_at_least, check_integer
 RANK_AXIS = "lora_rank"
 """Logical axis between A and B. No mesh axis splits it."""
 
+LATENT = ("query_latent", "latent", "rope_key")
+"""Maps of latent attention from its input to latents and to the key of the positions."""
+
 TARGET_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("query", "key", "value", "output"),
+    "attention": ("query", "key", "value", "output", *LATENT),
     "feed_forward": ("gate", "up", "down"),
-    "all": ("query", "key", "value", "output", "gate", "up", "down"),
+    "all": ("query", "key", "value", "output", *LATENT, "gate", "up", "down"),
 }
 """Groups of targets by name. Experts of a mixture of experts belong to `feed_forward`."""
 

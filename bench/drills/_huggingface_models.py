@@ -144,6 +144,21 @@ GRANITE = dict(
 )
 OLMO3 = LLAMA | dict(sliding_window=5, num_hidden_layers=5)
 QWEN_MOE = LLAMA | dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=12)
+DEEPSEEK = LLAMA | dict(
+    num_key_value_heads=None,
+    q_lora_rank=7,
+    kv_lora_rank=10,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=9,
+    n_routed_experts=6,
+    n_shared_experts=2,
+    num_experts_per_tok=3,
+    moe_intermediate_size=12,
+    first_k_dense_replace=1,
+    num_hidden_layers=3,
+    routed_scaling_factor=1.7,
+)
 GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=5)
 MODERNBERT = NEOX | dict(
     num_hidden_layers=4,
@@ -641,6 +656,67 @@ VARIANTS = (
         odd=dict(d_model=21, n_heads=3, n_layers=3, layer_norm_epsilon=1e-2),
     ),
     *_decoders(
+        "deepseekv2",
+        "DeepseekV2",
+        DEEPSEEK,
+        greedy={},
+        groups=dict(
+            q_lora_rank=None,
+            topk_method="group_limited_greedy",
+            n_group=3,
+            topk_group=2,
+            attention_bias=True,
+            mlp_bias=True,
+            first_k_dense_replace=0,
+            num_attention_heads=3,
+            tie_word_embeddings=True,
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=0.7,
+                mscale_all_dim=0.7,
+            ),
+        ),
+        dense=dict(first_k_dense_replace=4, v_head_dim=3, hidden_act="gelu", mlp_bias=True),
+    ),
+    *_decoders(
+        "deepseekv3",
+        "DeepseekV3",
+        DEEPSEEK | dict(n_group=3, topk_group=2),
+        groups=_rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            mscale=0.9,
+            mscale_all_dim=0.6,
+        ),
+        halves=dict(
+            rope_interleave=False,
+            q_lora_rank=None,
+            norm_topk_prob=False,
+            attention_bias=True,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=1,
+            v_head_dim=3,
+            first_k_dense_replace=2,
+            tie_word_embeddings=True,
+        ),
+        trained=dict(
+            first_k_dense_replace=0,
+            kv_lora_rank=40,
+            num_experts_per_tok=4,
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                attention_factor=1.1,
+                mscale_all_dim=0.6,
+            ),
+        ),
+    ),
+    *_decoders(
         "glm4",
         "Glm4",
         LLAMA | {"head_dim": 8},
@@ -700,6 +776,7 @@ VARIANTS = (
             ("gptneo", "GPTNeo", "GPTNeo", NEO),
             ("mpt", "Mpt", "Mpt", MPT),
             ("glm4", "Glm4", "Glm4", LLAMA | dict(head_dim=8)),
+            ("deepseekv2", "DeepseekV2", "DeepseekV2", DEEPSEEK),
         )
     ),
     *(

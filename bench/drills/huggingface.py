@@ -72,6 +72,8 @@ IN_FIXTURES = (
     "gpt-neo-local",
     "mpt-clipped",
     "glm4-partial",
+    "deepseekv2-groups",
+    "deepseekv3-groups",
     "bert-mlm",
     "bert-classifier",
     "bert-untied",
@@ -128,6 +130,9 @@ def make_model(variant: Variant) -> Any:
     with torch.no_grad():
         for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
         if variant.own_head:
             head = model.get_output_embeddings()
             head.weight = torch.nn.Parameter(head.weight + torch.randn_like(head.weight) * 0.2)

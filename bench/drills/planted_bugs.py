@@ -90,8 +90,8 @@ BUGS = (
     Bug(
         "a cache that writes one slot too late",
         "transformer/attention/cache.py",
-        "start = jnp.broadcast_to(positions[:, 0], len(keys))",
-        "start = jnp.broadcast_to(positions[:, 0] + 1, len(keys))",
+        "start = jnp.broadcast_to(positions[:, 0], len(tokens))",
+        "start = jnp.broadcast_to(positions[:, 0] + 1, len(tokens))",
         "transformer/attention/test_cache.py transformer/generation/test_generate.py",
     ),
     Bug(

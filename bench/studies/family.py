@@ -60,6 +60,7 @@ from transformer import (
     FeedForwardConfig,
     IdentityConfig,
     Initialization,
+    LatentAttentionConfig,
     LinearAttentionConfig,
     LongformerConfig,
     LSTMConfig,
@@ -89,6 +90,7 @@ def mixers(length: int, width: int) -> dict[str, MixerConfig]:
     return {
         "full": AttentionConfig(**heads),
         "multi_query": AttentionConfig(**heads, num_kv_heads=1),
+        "latent": LatentAttentionConfig(**heads, kv_rank=width // 2),
         "primer": PrimerConfig(**heads),
         "sliding_window": SlidingWindowConfig(**heads, window=keys),
         "longformer": LongformerConfig(**heads, one_sided_window=keys),

@@ -36,11 +36,14 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "embed": ("fsdp",),
+    "latent": ("fsdp",),
+    "query_latent": ("fsdp",),
     "experts": ("expert",),
 }
 """Logical axis -> mesh axes that split it. Axes that are not listed are not split.
 
-- Weights are split over `fsdp` along "embed", the one axis that nearly all matrices have. The batch
+- Weights are split over `fsdp` along "embed", the one axis that nearly all matrices have; those of
+  latent attention that lack it, along the latent. The batch
   is split over it too: devices of one fsdp group compute different rows and gather the weights of a
   layer when they reach it (Rajbhandari et al. 2020, ZeRO stage 3).
 - The batch is split over `expert` as well: otherwise all devices of an expert group would compute

@@ -60,6 +60,36 @@ def scatter_tokens(
     return y.at[jnp.arange(y.shape[0])[:, None], places].set(updates, mode="drop")
 
 
+def write_at_positions(
+    slots: Shaped[Array, "B *heads S H"],
+    tokens: Shaped[Array, "B *heads T H"],
+    positions: Int[Array, "#B T"],  # consecutive in each row
+) -> Shaped[Array, "B *heads S H"]:
+    """Return the slots of a cache, one for each position, with T more tokens.
+
+    Raises:
+      ValueError: Positions that are not traced lie beyond the slots.
+    """
+    length, size = tokens.shape[-2], slots.shape[-2]
+    # `dynamic_update_slice` would move the tokens back, onto those before them.
+    first = jnp.maximum(positions[:, 0], 0)  # -1 in a row of padding
+    if not may_be_below(first, size - length + 1):
+        raise ValueError(
+            f"positions: {length} tokens from position {first.max()} are beyond the cache of "
+            f"{size}; give init_cache a larger length"
+        )
+
+    def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        index = (*(0,) * (row.ndim - 2), start, 0)
+        return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), index)
+
+    # One slice for each row: positions are consecutive, and examples stand at different ones.
+    # A row of padding starts at -1, which counts from the end: it is written to the last slots,
+    # which its causal queries never see before their own tokens overwrite them.
+    start = jnp.broadcast_to(positions[:, 0], len(tokens))
+    return jax.vmap(write)(slots, tokens, start)
+
+
 class CachedTokens(NamedTuple):
     """Contents of a cache, as attention reads them."""
 
@@ -108,25 +138,9 @@ class KVCache(struct.PyTreeNode):
         Raises:
           ValueError: Positions that are not traced lie beyond the cache.
         """
-        length, size = keys.shape[1], self.keys.shape[2]
-        # `dynamic_update_slice` would move the tokens back, onto those before them.
-        first = jnp.maximum(positions[:, 0], 0)  # -1 in a row of padding
-        if not may_be_below(first, size - length + 1):
-            raise ValueError(
-                f"positions: {length} tokens from position {first.max()} are beyond the cache of "
-                f"{size}; give init_cache a larger length"
-            )
-
-        def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (0, start, 0))
-
-        # One slice for each row: positions are consecutive, and examples stand at different ones.
-        # A row of padding starts at -1, which counts from the end: it is written to the last slots,
-        # which its causal queries never see before their own tokens overwrite them.
-        start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
-            keys=jax.vmap(write)(self.keys, keys.swapaxes(1, 2), start),
-            values=jax.vmap(write)(self.values, values.swapaxes(1, 2), start),
+            keys=write_at_positions(self.keys, keys.swapaxes(1, 2), positions),
+            values=write_at_positions(self.values, values.swapaxes(1, 2), positions),
         )
 
     def read(self, dtype: Any) -> CachedTokens:

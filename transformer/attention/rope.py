@@ -133,7 +133,13 @@ class YaRNScaling(Settings):
     beta_slow: float = 1.0
     """alpha: pairs with fewer turns within L are interpolated."""
     attention_factor: NonNegativeFloat = 0.0
-    """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1."""
+    """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1, or as `mscale` says."""
+    mscale: NonNegativeFloat = 0.0
+    """m: with `mscale_all_dim` M, the factor is (0.1 m ln(s) + 1) / (0.1 M ln(s) + 1), unless
+    `attention_factor` gives it (DeepSeek-V2). 0: no such rule."""
+    mscale_all_dim: NonNegativeFloat = 0.0
+    """M: in latent attention all scores, also of entries that are not rotated, have the factor
+    (0.1 M ln(s) + 1)^2. 0: no factor."""
     round_bounds: bool = True
     """Round the ramp's bounds to integers. gpt-oss does not."""
 
@@ -144,11 +150,28 @@ class YaRNScaling(Settings):
                 f"YaRNScaling.beta_slow {self.beta_slow}: give more than 0 and less than "
                 f"beta_fast, {self.beta_fast}"
             )
+        if self.mscale and not self.mscale_all_dim:
+            raise ValueError(
+                f"YaRNScaling.mscale {self.mscale}: has an effect only beside mscale_all_dim; give "
+                "both, or attention_factor"
+            )
 
     @property
     def amplitude(self) -> float:
         """Factor of queries and of keys."""
-        return self.attention_factor or 0.1 * math.log(self.factor) + 1
+        if self.attention_factor:
+            return self.attention_factor
+        if self.mscale:
+            return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
+        return self._mscale(1.0)
+
+    @property
+    def score_factor(self) -> float:
+        """Factor of all scores of latent attention."""
+        return self._mscale(self.mscale_all_dim) ** 2
+
+    def _mscale(self, weight: float) -> float:
+        return 0.1 * weight * math.log(self.factor) + 1
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         """Return the scaled frequency of each pair, in radians per position."""

@@ -8,6 +8,7 @@ from typing import Any
 from transformer.attention.full import AttentionConfig
 from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.scores import ScaledDotScore
+from transformer.attention.variants.latent_attention import LatentAttentionConfig
 from transformer.interop.bert import (
     ALBERT,
     BERT,
@@ -20,6 +21,7 @@ from transformer.interop.bert import (
     ROBERTA,
     XLM_ROBERTA,
 )
+from transformer.interop.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEO, GPT_NEOX, MPT, OPT
@@ -110,6 +112,8 @@ FAMILIES: dict[str, Family] = {
         GPT_NEO,
         MPT,
         GLM4,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
         BERT,
         ROBERTA,
         XLM_ROBERTA,
@@ -136,8 +140,6 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED = {
-    "deepseek_v2": "it has multi-head latent attention and shared experts",
-    "deepseek_v3": "it has multi-head latent attention and shared experts",
     "mamba": "it is a state-space model",
     "ministral3": "its queries grow with their positions (llama_4_scaling_beta)",
 }
@@ -206,6 +208,8 @@ def fill_in(part: Any, d_model: int) -> Any:
         return tuple(fill_in(value, d_model) for value in part)
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
         return part
+    if isinstance(part, LatentAttentionConfig):
+        part = part.resolve(d_model)
     values = {
         field.name: fill_in(getattr(part, field.name), d_model)
         for field in dataclasses.fields(part)

@@ -141,6 +141,8 @@ def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
                 beta_fast=float(parameters.pop("beta_fast", None) or 32),
                 beta_slow=float(parameters.pop("beta_slow", None) or 1),
                 attention_factor=float(parameters.pop("attention_factor", None) or 0),
+                mscale=float(parameters.pop("mscale", None) or 0),
+                mscale_all_dim=float(parameters.pop("mscale_all_dim", None) or 0),
                 round_bounds=bool(parameters.pop("truncate", True)),
             )
         case "longrope" | "su":
@@ -189,6 +191,10 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
             }
             if scaling.attention_factor:
                 fields["attention_factor"] = scaling.attention_factor
+            if scaling.mscale:
+                fields["mscale"] = scaling.mscale
+            if scaling.mscale_all_dim:
+                fields["mscale_all_dim"] = scaling.mscale_all_dim
             if not scaling.round_bounds:
                 fields["truncate"] = False
             return fields

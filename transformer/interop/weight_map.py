@@ -98,7 +98,8 @@ class Linear:
 class HeadsInterleaved:
     """Queries of a key-value head, its key and its value, then those of the next.
 
-    [K, N / K + 2, H, D] as one matrix, with its axes of heads, of their width and of the inputs.
+    [K, (N / K) H + H + H of values, D] as one matrix. Other parameters of heads stand so too, such
+    as keys and values made of a latent.
     """
 
     def shape(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
@@ -107,13 +108,13 @@ class HeadsInterleaved:
 
     def split(self, tensor: Array, leaves: Sequence[Leaf]) -> list[Array]:
         """Return the values of each leaf, as views of the tensor."""
-        num_groups, head_dim = leaves[-1].unit_shape[-2:]
-        ends = list(itertools.accumulate(self._heads_per_group(leaves)))
-        groups = tensor.reshape(num_groups, ends[-1], head_dim, -1)  # last axis: D, or 1 of a bias
+        num_groups = leaves[-1].unit_shape[-2]
+        ends = list(itertools.accumulate(leaf.outputs // num_groups for leaf in leaves))
+        groups = tensor.reshape(num_groups, ends[-1], -1)  # last axis: D, or 1 of a bias
         # Grouped queries are copied: their two axes of heads are not one of the tensor.
         parts = (
-            np.moveaxis(part.reshape(-1, *part.shape[2:]), -1, 0)
-            for part in np.split(groups, ends[:-1], axis=1)
+            np.moveaxis(part.reshape(*leaf.unit_shape[-2:], -1), -1, 0)
+            for part, leaf in zip(np.split(groups, ends[:-1], axis=1), leaves, strict=True)
         )
         return [
             part if leaf.axes.inputs else part[0] for part, leaf in zip(parts, leaves, strict=True)
@@ -121,16 +122,12 @@ class HeadsInterleaved:
 
     def join(self, values: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
         """Return the tensor that `split` takes apart."""
-        num_groups, head_dim = leaves[-1].unit_shape[-2:]
+        num_groups = leaves[-1].unit_shape[-2]
         parts = [
-            np.moveaxis(value.reshape(-1, num_groups, heads, head_dim), 0, -1)
-            for value, heads in zip(values, self._heads_per_group(leaves), strict=True)
+            np.moveaxis(value.reshape(-1, num_groups, leaf.outputs // num_groups), 0, -1)
+            for value, leaf in zip(values, leaves, strict=True)
         ]
         return np.concatenate(parts, axis=1).reshape(self.shape(leaves))
-
-    def _heads_per_group(self, leaves: Sequence[Leaf]) -> list[int]:
-        """Return the heads of each leaf beside one key-value head."""
-        return [leaf.unit_shape[-2] // leaves[-1].unit_shape[-2] for leaf in leaves]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,14 @@ from transformer.layers.low_rank import LowRankWeight
 from transformer.layers.moe_dispatch import (
     CapacityDispatcher,
     DenseDispatcher,
+    RouterScore,
     Routing,
     SortedDispatcher,
     TokenDispatcher,
     load_balance_loss,
     route_tokens,
     router_z_loss,
+    selection_bias_loss,
 )
 from transformer.model_context import ModelContext
 from transformer.taps import NO_OUTPUTS, Outputs
@@ -56,7 +58,21 @@ class MoEConfig(Settings):
     router_bias: bool = False
     """Add a bias to the router's logits."""
     normalize_gates: bool = True
-    """Scale the gates of a token to sum to 1 (Mixtral); False: plain probabilities (Switch)."""
+    """Scale the gates of a token to sum to 1 (Mixtral); False: plain scores (Switch)."""
+    router_score: RouterScore = "softmax"
+    """Score of an expert: the softmax over all experts, or the sigmoid of its own logit
+    (DeepSeek-V3, equation 15)."""
+    selection_bias: bool = False
+    """Add a bias to the scores for the choice of experts, not to the gates: DeepSeek-V3's
+    `e_score_correction_bias` (section 2.1.2). Its gradient is not that of the loss: the optimizer
+    lowers it for experts with more tokens than the mean, and raises it for the others."""
+    num_groups: PositiveInt = 1
+    """Groups of experts, which stand on one device each in DeepSeek (`n_group`)."""
+    num_groups_per_token: PositiveInt = 1
+    """Groups that the experts of a token come from (`topk_group`): those with the best expert
+    (DeepSeek-V2, section 2.2.2), or, with `selection_bias`, the best two together (V3)."""
+    routed_scaling_factor: float = 1.0
+    """Factor of the gates, after they are normalized (DeepSeek)."""
     capacity_factor: NonNegativeFloat = 0.0
     """Slots of each expert, as a multiple of T C / E, the count if tokens spread evenly. Tokens
     beyond the capacity are dropped, so a token's output depends on later tokens: not for causal
@@ -80,6 +96,21 @@ class MoEConfig(Settings):
             raise ValueError(
                 "MoEConfig.normalize_gates True: the gate of a single expert is always 1, and the "
                 "router learns nothing; set it to False"
+            )
+        if self.num_experts % self.num_groups or self.num_groups_per_token > self.num_groups:
+            raise ValueError(
+                f"MoEConfig.num_groups {self.num_groups}: does not divide {self.num_experts} "
+                f"experts, or is less than num_groups_per_token {self.num_groups_per_token}; give "
+                "a divisor of num_experts and no more groups per token"
+            )
+        in_groups = self.num_experts // self.num_groups * self.num_groups_per_token
+        if self.num_experts_per_token > in_groups or (
+            self.num_groups > 1 and self.selection_bias and self.num_experts == self.num_groups
+        ):
+            raise ValueError(
+                f"MoEConfig.num_groups_per_token {self.num_groups_per_token}: groups of "
+                f"{self.num_experts // self.num_groups} experts are too small for the choice of "
+                f"{self.num_experts_per_token}; give fewer num_groups, or more per token"
             )
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError(
@@ -118,12 +149,19 @@ class MixtureOfExperts(nn.Module):
         # Logits are kept beside the routing: the z-loss penalizes their size, which a softmax
         # hides.
         logits = self.router_logits(x)
+        bias = self.selection_bias() if config.selection_bias else None
         routing = route_tokens(
             logits,
             config.num_experts_per_token,
             normalize_gates=config.normalize_gates,
             token_mask=token_mask,
+            score=config.router_score,
+            selection_bias=bias,
+            num_groups=config.num_groups,
+            num_groups_per_token=config.num_groups_per_token,
         )
+        if config.routed_scaling_factor != 1:
+            routing = routing._replace(gates=routing.gates * config.routed_scaling_factor)
         # The dispatcher hides how tokens reach their experts; the experts themselves are one matmul
         # with stacked matrices, whatever the layout of its rows.
         y = self.apply_experts(choose_dispatcher(config, routing, self.context), x, dropout_rngs)
@@ -133,8 +171,11 @@ class MixtureOfExperts(nn.Module):
         if "losses" not in outputs:
             return FeedForwardOutput(y, {})
         # Weighted here, by the layer's own settings, so that the trainer only adds them up.
+        load_balance = config.load_balance_loss_weight * load_balance_loss(routing)
+        if bias is not None:
+            load_balance += selection_bias_loss(bias, routing)
         losses = {
-            "loss/load_balance": config.load_balance_loss_weight * load_balance_loss(routing),
+            "loss/load_balance": load_balance,
             "loss/router_z": config.router_z_loss_weight
             * router_z_loss(logits, routing.token_mask),
         }
@@ -164,6 +205,17 @@ class MixtureOfExperts(nn.Module):
             )
             logits = logits + bias.astype(logits.dtype)[None, None]
         return context.constrain(logits, ("batch", "length", None))
+
+    def selection_bias(self) -> Float[Array, "E"]:
+        """Return the bias of the choice of experts, in float32 like the scores."""
+        bias = declare_weight(
+            self,
+            "selection_bias",
+            outputs={"routes": self.config.num_experts},
+            init=nn.initializers.zeros,
+            dtype=self.context.precision.parameters,
+        )
+        return bias.astype(jnp.float32)
 
     def apply_shared_expert(
         self,

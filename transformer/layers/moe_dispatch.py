@@ -10,13 +10,18 @@ Each token goes to C of E experts.
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from transformer.model_context import ActivationConstraint, unconstrained
+
+RouterScore = Literal["softmax", "sigmoid"]
+
+TINY = 1e-20
+"""Added to sums of scores that are divided by: sigmoids may all be zero."""
 
 
 class Routing(NamedTuple):
@@ -39,38 +44,66 @@ def route_tokens(
     *,
     normalize_gates: bool,
     token_mask: Bool[Array, "#B T"] | None = None,  # False for padding; None: no padding
+    score: RouterScore = "softmax",
+    selection_bias: Float32[Array, "E"] | None = None,  # added for the choice, not to the gates
+    num_groups: int = 1,  # of E / num_groups consecutive experts
+    num_groups_per_token: int = 1,
 ) -> Routing:
     """Send each token to its C most probable experts; of equal ones, to the first.
 
     Gates are the probabilities (Fedus et al. 2022, section 2.1) or, normalized, the softmax over
     the C selected logits (Shazeer et al. 2017, section 2.1, without noise; Jiang et al. 2024,
-    section 2.1).
+    section 2.1). With sigmoid scores they are those (DeepSeek-V3, equations 13 to 16).
     """
     # A mask for all rows counts once for each: the losses are means over tokens.
     mask = jnp.bool_(True) if token_mask is None else token_mask
     token_mask = jnp.broadcast_to(mask, logits.shape[:2])
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    experts = _top_experts(probabilities, num_experts_per_token)
+    if score == "sigmoid":
+        scores = jax.nn.sigmoid(logits)
+        probabilities = scores / (jnp.sum(scores, axis=-1, keepdims=True) + TINY)
+    else:
+        scores = probabilities = jax.nn.softmax(logits, axis=-1)
+    ranking = scores
+    if selection_bias is not None:
+        ranking = scores + selection_bias[None, None]
+    if num_groups_per_token < num_groups:
+        shape = (*logits.shape[:2], num_groups, -1)
+        # DeepSeek-V2 ranks groups by their best expert, V3, with the bias, by their two best.
+        best = 1 if selection_bias is None else 2
+        group_scores = _sum_of_largest(ranking.reshape(shape), best)
+        groups = _largest(group_scores, num_groups_per_token)
+        chosen = jnp.any(jax.nn.one_hot(groups, num_groups, dtype=bool), axis=-2)  # [B, T, groups]
+        ranking = jnp.where(chosen[..., None], ranking.reshape(shape), -jnp.inf)
+        ranking = ranking.reshape(logits.shape)
+    experts = _largest(ranking, num_experts_per_token)
     # Gates carry the router's gradient: the choice of experts itself has none.
-    gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+    gates = jnp.take_along_axis(scores, experts, axis=-1)
     # Probabilities over their sum equal a softmax over the selected logits alone.
     if normalize_gates:
-        gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
+        gates = gates / (jnp.sum(gates, axis=-1, keepdims=True) + TINY)
     return Routing(experts, jnp.where(token_mask[..., None], gates, 0), probabilities, token_mask)
 
 
-def _top_experts(probabilities: Float[Array, "B T E"], count: int) -> Int[Array, "B T C"]:
-    """Return the indices of the C largest probabilities.
+def _largest(scores: Float[Array, "B T E"], count: int) -> Int[Array, "B T C"]:
+    """Return the indices of the C largest scores.
 
     By repeated argmax: the partitioner gathers sharded tokens for `lax.top_k`, which is a sort.
     """
-    remaining, experts = probabilities, []
+    remaining, indices = scores, []
     for _ in range(count):
-        experts.append(jnp.argmax(remaining, axis=-1))
-        # -1 is below every probability, so no expert is found twice.
-        taken = jax.nn.one_hot(experts[-1], remaining.shape[-1], dtype=bool)
-        remaining = jnp.where(taken, -1, remaining)
-    return jnp.stack(experts, axis=-1)
+        indices.append(jnp.argmax(remaining, axis=-1))
+        # Below every score, so no index is found twice.
+        taken = jax.nn.one_hot(indices[-1], remaining.shape[-1], dtype=bool)
+        remaining = jnp.where(taken, -jnp.inf, remaining)
+    return jnp.stack(indices, axis=-1)
+
+
+def _sum_of_largest(scores: Float[Array, "*tokens E"], count: int) -> Float[Array, "*tokens"]:
+    """Return the sum of the largest scores of each group."""
+    *tokens, size = scores.shape
+    flat = scores.reshape(1, -1, size)
+    largest = jnp.take_along_axis(flat, _largest(flat, count), axis=-1)
+    return jnp.sum(largest, axis=-1).reshape(tokens)
 
 
 def load_balance_loss(routing: Routing) -> Float[Array, ""]:
@@ -90,6 +123,25 @@ def load_balance_loss(routing: Routing) -> Float[Array, ""]:
     # Both sums lack a division by the example's tokens; its weight in the mean cancels one.
     losses = num_experts * jnp.sum(assigned * probability, axis=-1) / jnp.maximum(tokens[:, 0], 1)
     return jnp.sum(losses) / jnp.maximum(jnp.sum(tokens), 1)
+
+
+SELECTION_BIAS_RATE = 0.01
+"""Scale of the gradient of the selection bias: it adds little to the norm of all gradients, and the
+steps of Adam do not depend on it."""
+
+
+def selection_bias_loss(bias: Float32[Array, "E"], routing: Routing) -> Float[Array, ""]:
+    """Return 0, with a gradient of the bias that balances the experts without changing the loss.
+
+    It is the fraction of assignments beyond the mean of each expert: overloaded experts are chosen
+    less after a step. DeepSeek-V3 (section 2.1.2) steps by its sign, as Adam about does.
+    """
+    mask = routing.token_mask[..., None, None]
+    chosen = jax.nn.one_hot(routing.expert_indices, routing.num_experts) * mask  # [B, T, C, E]
+    hits = jnp.sum(chosen, axis=(0, 1, 2))
+    excess = (hits - jnp.mean(hits)) / jnp.maximum(jnp.sum(hits), 1)
+    loss = SELECTION_BIAS_RATE * jnp.sum(bias * excess)
+    return loss - jax.lax.stop_gradient(loss)
 
 
 def router_z_loss(

@@ -17,6 +17,7 @@ from transformer import (
     EncoderDecoder,
     FeedForwardConfig,
     LanguageModel,
+    LatentAttentionConfig,
     LinearAttentionConfig,
     LongformerConfig,
     MixerConfig,
@@ -51,6 +52,7 @@ from token to token."""
 
 TOKENS: dict[str, MixerConfig] = {
     "full": AttentionConfig(**HEADS),
+    "latent": LatentAttentionConfig(**HEADS),
     "bigbird": BigBirdConfig(**HEADS, block_size=2, num_random_blocks=1, random_block_span=16),
     "longformer": LongformerConfig(**HEADS, one_sided_window=3, num_global_tokens=2),
     "primer": PrimerConfig(**HEADS),

@@ -11,6 +11,7 @@ from transformer.attention.position_bias import RelativePositions, T5RelativeBia
 from transformer.attention.rope import LinearScaling, Llama3Scaling, NTKScaling, RoPE, YaRNScaling
 from transformer.attention.scores import AdditiveScore
 from transformer.attention.variants.bigbird import BigBirdConfig
+from transformer.attention.variants.latent_attention import LatentAttentionConfig
 from transformer.attention.variants.linformer import LinformerConfig
 from transformer.attention.variants.longformer import LongformerConfig
 from transformer.attention.variants.performer import PerformerConfig
@@ -51,7 +52,11 @@ from transformer.attention.variants.top_k import TopKConfig
         (NTKScaling, dict(factor=0.5)),
         (YaRNScaling, dict(original_max_length=0)),
         (YaRNScaling, dict(beta_slow=32.0)),
+        (YaRNScaling, dict(mscale=0.7)),
         (Llama3Scaling, dict(low_freq_factor=0.0)),
+        (LatentAttentionConfig, dict(num_heads=0)),
+        (LatentAttentionConfig, dict(rope_head_dim=3)),
+        (LatentAttentionConfig, dict(position=RoPE(fraction=0.5))),
         (LinformerConfig, dict(num_heads=0)),
         (LinformerConfig, dict(max_length=0)),
         (LinformerConfig, dict(rank=0)),

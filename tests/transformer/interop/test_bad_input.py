@@ -73,7 +73,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 @pytest.mark.parametrize(
     ("fixture", "fields", "words"),
     [
-        ("llama-grouped", {"model_type": "deepseek_v3"}, "known are gpt2"),
+        ("llama-grouped", {"model_type": "mamba"}, "known are gpt2"),
         ("llama-grouped", {"architectures": ["LlamaForImages"]}, "LlamaForCausalLM"),
         ("llama-grouped", {"architectures": "LlamaForQA"}, "LlamaForCausalLM"),
         ("llama-grouped", {"sliding_window": 8}, "sliding_window 8 is not supported"),
@@ -81,7 +81,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("llama-grouped", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama-grouped", {"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu'"),
         ("llama-grouped", {"rope_parameters": {"rope_type": "dynamic"}}, "only the types default"),
-        ("llama-grouped", {"rope_parameters": YARN | {"mscale": 0.7}}, "yarn without mscale"),
+        ("llama-grouped", {"rope_parameters": YARN | {"mscale": 0.7}}, "mscale_all_dim"),
+        ("deepseekv3-groups", {"scoring_func": "softmax"}, "scoring_func 'softmax' .* 'sigmoid'"),
+        ("deepseekv3-groups", {"num_key_value_heads": 1}, "num_key_value_heads 1 .* only 4"),
+        ("deepseekv2-groups", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
         ("llama-grouped", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ("llama-grouped", {"hidden_size": "24"}, "hidden_size '24'"),
         ("llama-grouped", {"num_key_value_heads": float("inf")}, "num_key_value_heads"),

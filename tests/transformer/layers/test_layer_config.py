@@ -27,6 +27,14 @@ from transformer.layers.norms import NormConfig
         (MoEConfig, dict(dispatcher="dense", capacity_factor=1.0)),
         (MoEConfig, dict(normalize_gates=True, num_experts_per_token=1)),
         (MoEConfig, dict(shared_expert_gate=True)),  # of no expert
+        (MoEConfig, dict(router_score="tanh")),
+        (MoEConfig, dict(num_groups=3)),
+        (MoEConfig, dict(num_groups=2, num_groups_per_token=3)),
+        (
+            MoEConfig,
+            dict(num_groups_per_token=1, num_groups=8),
+        ),  # of one expert each
+        (MoEConfig, dict(num_groups_per_token=4, num_groups=8, selection_bias=True)),
     ],
 )
 def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.layers.logical_axes import LogicalAxes, abstract_weights
 from transformer.layers.moe import DispatcherKind, MixtureOfExperts, MoEConfig
+from transformer.layers.moe_dispatch import SELECTION_BIAS_RATE
 from transformer.model_context import ModelContext
 
 B, T, D, F, E = 3, 11, 5, 7, 4
@@ -93,6 +94,33 @@ def test_matches_loop_over_tokens_and_experts(config: MoEConfig, form: Dispatche
     output = apply_module(config, params, x)
     assert_close(output.y, expected_output(config, params, x))
     assert output.aux == {}
+
+
+def test_gradient_of_the_selection_bias_is_the_load() -> None:
+    """It changes neither the loss nor its other gradients; padding is no load."""
+    config = dataclasses.replace(TWO, router_score="sigmoid", selection_bias=True)
+    module, params = make_module(config)
+    x = normal(1, B, T, D)
+
+    def total(params: Any, outputs: Any) -> Any:
+        output = module.apply({"params": params}, x, token_mask=REAL, outputs=outputs)
+        return jnp.sum(output.y) + output.aux.get("loss/load_balance", 0.0)
+
+    gradient = jax.jit(jax.grad(total), static_argnums=1)
+    assert not np.any(gradient(params, frozenset())["selection_bias"])
+    load = np.zeros(E)
+    scores = 1 / (1 + np.exp(-x @ params["router"])) + params["selection_bias"]
+    for b, t in np.argwhere(REAL):
+        load[np.argsort(-scores[b, t])[:2]] += 1
+    expected = SELECTION_BIAS_RATE * (load / load.sum() - 1 / E)
+    assert np.ptp(load) > 0
+    assert_close(gradient(params, LOSSES)["selection_bias"], expected, 1e-7)
+    unbiased = dataclasses.replace(config, selection_bias=False)
+    even = params | {"selection_bias": np.zeros(E, np.float32)}
+    assert_close(
+        apply_module(config, even, x, outputs=LOSSES).aux["loss/load_balance"],
+        apply_module(unbiased, even, x, outputs=LOSSES).aux["loss/load_balance"],
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,7 +10,11 @@ from tests.transformer.formulas import assert_close, normal
 from transformer.layers.moe_dispatch import load_balance_loss, route_tokens, router_z_loss
 
 B, T, E, C = 3, 7, 5, 2
-route = jax.jit(route_tokens, static_argnums=1, static_argnames="normalize_gates")
+route = jax.jit(
+    route_tokens,
+    static_argnums=1,
+    static_argnames=("normalize_gates", "score", "num_groups", "num_groups_per_token"),
+)
 REAL: Any = np.arange(T)[None] < np.array([T, 4, 1])[:, None]
 
 
@@ -30,6 +34,38 @@ def test_renormalized_gates_are_softmax_over_selected_logits() -> None:
 def test_ties_select_the_first_experts() -> None:
     routing = route(np.zeros((1, 1, E), np.float32), 3, normalize_gates=True)
     assert routing.expert_indices.tolist() == [[[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_experts_come_from_the_best_groups(score: Any) -> None:
+    """DeepSeek-V2, section 2.2.2: groups by their best expert; V3: by the two best, with the bias.
+
+    The bias decides about the choice alone: gates are scores without it.
+    """
+    groups, chosen_groups, size = 4, 2, 3
+    logits = normal(0, B, T, groups * size)
+    bias: Any = 3 * normal(1, groups * size) if score == "sigmoid" else None
+    routing = route(
+        logits,
+        C,
+        normalize_gates=score == "sigmoid",
+        score=score,
+        selection_bias=bias,
+        num_groups=groups,
+        num_groups_per_token=chosen_groups,
+    )
+    for b, t in np.ndindex(B, T):
+        scores = formulas.softmax(logits[b, t])
+        if score == "sigmoid":
+            scores = 1 / (1 + np.exp(-logits[b, t]))
+        ranking = scores if bias is None else scores + bias
+        best = np.sort(ranking.reshape(groups, size))[:, -1 if bias is None else -2 :].sum(-1)
+        allowed = np.isin(np.arange(groups * size) // size, np.argsort(-best)[:chosen_groups])
+        experts = np.argsort(np.where(allowed, -ranking, np.inf))[:C]
+        assert routing.expert_indices[b, t].tolist() == experts.tolist()
+        gates = scores[experts] / (1 if bias is None else scores[experts].sum())
+        assert_close(routing.gates[b, t], gates, 1e-6)
+        assert_close(routing.probabilities[b, t], scores / scores.sum(), 1e-6)
 
 
 def expected_balance_loss(probabilities: Any, experts: Any, real: Any) -> float:

@@ -4,7 +4,7 @@ By state-space duality (arXiv:2405.21060, sections 3 and 7) the input x of the r
 B is a key and C a query, which the N heads of one of G groups share. For each head, with x, B and C
 after a causal depthwise convolution and SiLU:
 
-    step = softplus(W_dt u + dt_bias)
+    step = softplus(W_s u + dt_bias)
     S = exp(-A step) S + B (step x)^T
     y = W_o (RMSNorm((S^T C + skip x) * silu(W_g u)))     the norm over the heads of a group
 
@@ -145,9 +145,10 @@ class Mamba2(Mixer):
             self, x, inputs, query, value, bias=config.bias, conv_bias=config.conv_bias
         )
         gate = apply_linear(self, "output_gate", x, embed, value, context, bias=config.bias)
-        dt = apply_linear(self, "dt", x, embed, heads, context, bias=config.bias)
+        # Not "dt": its bias would have the name of the bias that `declare_steps` adds.
+        step = apply_linear(self, "step", x, embed, heads, context, bias=config.bias)
 
-        step, log_decay = declare_steps(self, dt, heads, log_rate_initializer(1.0, 16.0))
+        step, log_decay = declare_steps(self, step, heads, log_rate_initializer(1.0, 16.0))
         v = v.astype(step.dtype)
         y, state = scan_chunks(
             q,

@@ -61,6 +61,8 @@ FAMILY = (
     "sparse",
     "performer",
     "linear",
+    "gated_delta",
+    "mamba2",
     "linformer",
     "routing",
     "top_k",

@@ -162,9 +162,7 @@ SHARED_MOE = MoEConfig(
     router_z_loss_weight=0.0,
 )
 
-SHARED_D_FF = Setting(
-    "shared_expert_intermediate_size", f"{MOE}.shared_expert.d_ff", is_size=True
-)
+SHARED_D_FF = Setting("shared_expert_intermediate_size", f"{MOE}.shared_expert.d_ff", is_size=True)
 
 QWEN2_MOE = dataclasses.replace(
     LLAMA,

@@ -1,4 +1,4 @@
-"""Chunks of a row: what mixers share that scan over chunks of tokens and carry a state between them.
+"""Chunks of a row: what mixers share that scan over them and carry a state from one to the next.
 
 Within a chunk a causal pass is a few matmuls; between chunks it is a recurrence. Nothing of size
 T x T exists, and the number of sequential steps is T / C.
@@ -19,7 +19,7 @@ ACCUMULATION_DTYPE = jnp.float32
 
 
 class Chunking(NamedTuple):
-    """Equal chunks of a row, not full ones and a rest: 65 tokens are 2 chunks of 33, padded by 1."""
+    """Equal chunks, not full ones and a rest: 65 tokens are 2 chunks of 33, padded by 1."""
 
     length: int  # T
     num_chunks: int

@@ -38,7 +38,7 @@ from transformer.layers.basic import apply_linear, declare_weight
 from transformer.model_context import Initializer
 
 MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 0.1, 1e-4
-"""Range and lower limit of the first step sizes softplus(dt_bias) (Gu and Dao 2023, section 3.6)."""
+"""Range and floor of the first steps softplus(dt_bias) (Gu and Dao 2023, section 3.6)."""
 
 
 class RecurrentState(struct.PyTreeNode):

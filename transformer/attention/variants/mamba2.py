@@ -1,8 +1,8 @@
 """Mamba-2: a selective state-space model as linear attention with decays (Dao and Gu 2024).
 
-By state-space duality (arXiv:2405.21060, sections 3 and 7) the input x of the recurrence is a value,
-B is a key and C a query, which the N heads of one of G groups share. For each head, with x, B and C
-after a causal depthwise convolution and SiLU:
+By state-space duality (arXiv:2405.21060, sections 3 and 7) the input x of the recurrence is a
+value, B is a key and C a query, which the N heads of one of G groups share. For each head, with x,
+B and C after a causal depthwise convolution and SiLU:
 
     step = softplus(W_s u + dt_bias)
     S = exp(-A step) S + B (step x)^T
@@ -16,7 +16,6 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32
 

@@ -17,7 +17,7 @@ from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfi
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerConfig
-from transformer.attention.variants import feature_map_attention
+from transformer.attention.variants import chunks, feature_map_attention
 from transformer.attention.variants.feature_map_attention import (
     FeatureMap,
     attend_bidirectional,

@@ -96,7 +96,8 @@ def project_heads(
         convolved.append(_convolve(mixer, name, heads, axes, inputs, previous, conv_bias))
         if previous is not None:
             conv_inputs.append(previous.append(heads, inputs.positions))
-    return ConvolvedHeads(*convolved, None if cache is None else tuple(conv_inputs))
+    q, k, v = convolved
+    return ConvolvedHeads(q, k, v, None if cache is None else tuple(conv_inputs))
 
 
 def _convolve(

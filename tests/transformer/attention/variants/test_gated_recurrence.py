@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_new_document_forgets_a_cached_one() -> None:
 def test_small_decays_after_a_large_one_keep_their_digits() -> None:
     """A difference of cumulative sums near 1e6 would round a logarithm of 0.1 to a sixteenth."""
     q, k, v = normal(0, 1, 4, 1, H), normal(1, 1, 4, 1, H), normal(2, 1, 4, 1, HV)
-    log_decay = array([-1e6, -1e6, -0.1, -0.2]).reshape(1, 4, 1).astype(np.float32)
+    log_decay: Any = array([-1e6, -1e6, -0.1, -0.2]).reshape(1, 4, 1).astype(np.float32)
     y, _ = scan_chunks(q, k, v, log_decay, None, None)
     weights = np.exp([-0.3, -0.2, 0]) * (k[0, 1:, 0] @ q[0, 3, 0])
     assert_close(y[0, 3, 0], weights @ v[0, 1:, 0])
@@ -119,10 +120,10 @@ def test_padding_leaves_the_state_as_it_is() -> None:
     q, k, v = normal(0, 1, T, 1, H), normal(1, 1, T, 1, H), normal(2, 1, T, 1, HV)
     log_decay, strength = -np.abs(normal(3, 1, T, 1)), np.abs(normal(4, 1, T, 1))
     is_token = np.arange(T)[None] < 7
-    boundaries: Any = DocumentBoundaries(np.zeros((1, T), bool), is_token)
+    boundaries = DocumentBoundaries(jnp.zeros((1, T), bool), jnp.asarray(is_token))
     y, state = scan_chunks(q, k, v, log_decay, strength, boundaries)
-    cut = (each[:, :7] for each in (q, k, v, log_decay, strength))
-    expected, alone = scan_chunks(*cut, None)
+    q, k, v, log_decay, strength = (each[:, :7] for each in (q, k, v, log_decay, strength))
+    expected, alone = scan_chunks(q, k, v, log_decay, strength, None)
     assert_close(y, np.concatenate([expected, np.zeros((1, T - 7, 1, HV))], axis=1))
     assert_close(state, alone)
 
@@ -131,7 +132,7 @@ def test_states_are_wide_in_bfloat16() -> None:
     """Steps of one 512th: a state in bfloat16 would stop at 1."""
     tokens = 1024
     ones = np.ones((1, tokens, 1, 1))
-    low = jax.numpy.bfloat16(ones)
+    low = jnp.bfloat16(ones)
     decay = np.zeros((1, tokens, 1), np.float32)
     _, state = scan_chunks(low, low, low / 512, decay, None, None)
     assert state.dtype == np.float32

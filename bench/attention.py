@@ -62,6 +62,8 @@ FAMILY = (
     "sparse",
     "performer",
     "linear",
+    "gated_delta",
+    "mamba2",
     "linformer",
     "routing",
     "top_k",

@@ -32,10 +32,12 @@ from transformer.attention.rope import (
 )
 from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
 from transformer.attention.variants.bigbird import BigBirdConfig
+from transformer.attention.variants.gated_delta import GatedDeltaConfig
 from transformer.attention.variants.latent_attention import LatentAttentionConfig
 from transformer.attention.variants.linear_attention import LinearAttentionConfig
 from transformer.attention.variants.linformer import LinformerConfig
 from transformer.attention.variants.longformer import LongformerConfig
+from transformer.attention.variants.mamba2 import Mamba2Config
 from transformer.attention.variants.performer import PerformerConfig
 from transformer.attention.variants.primer import PrimerConfig
 from transformer.attention.variants.reformer import ReformerConfig
@@ -92,6 +94,7 @@ __all__ = [
     "FeedForwardConfig",
     "GNMTDecoderConfig",
     "GNMTEncoderConfig",
+    "GatedDeltaConfig",
     "Hardware",
     "IdentityConfig",
     "Initialization",
@@ -106,6 +109,7 @@ __all__ = [
     "LongRoPEScaling",
     "LongformerConfig",
     "LuongConfig",
+    "Mamba2Config",
     "Mask",
     "MaskPattern",
     "MaskedLanguageModel",

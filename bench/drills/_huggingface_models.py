@@ -159,6 +159,27 @@ DEEPSEEK = LLAMA | dict(
     num_hidden_layers=3,
     routed_scaling_factor=1.7,
 )
+QWEN3_NEXT = QWEN_MOE | dict(
+    head_dim=8,
+    num_hidden_layers=3,
+    shared_expert_intermediate_size=18,
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=5,
+    linear_value_head_dim=7,
+)
+MAMBA2 = dict(
+    vocab_size=VOCAB,
+    hidden_size=20,
+    num_hidden_layers=2,
+    num_heads=4,
+    head_dim=10,
+    state_size=7,
+    n_groups=2,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
 GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=5)
 MODERNBERT = NEOX | dict(
     num_hidden_layers=4,
@@ -475,6 +496,53 @@ VARIANTS = (
             tie_word_embeddings=True,
             head_dim=10,
         ),
+    ),
+    *_decoders(
+        "qwen3next",
+        "Qwen3Next",
+        QWEN3_NEXT,
+        hybrid=dict(
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            mlp_only_layers=[2],
+            norm_topk_prob=False,
+            rms_norm_eps=0.01,
+        ),
+        interval=dict(
+            full_attention_interval=2,
+            num_hidden_layers=4,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=10,
+            linear_num_value_heads=6,
+            linear_num_key_heads=1,
+            linear_key_head_dim=3,
+            linear_conv_kernel_dim=2,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        )
+        | _rope("linear", factor=3.0, partial_rotary_factor=0.4),
+        heads=dict(
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            linear_num_key_heads=4,
+            decoder_sparse_step=2,
+        ),
+    ),
+    *_decoders(
+        "mamba2",
+        "Mamba2",
+        MAMBA2,
+        groups={},
+        biases=dict(
+            use_bias=True,
+            expand=3,
+            head_dim=15,
+            n_groups=1,
+            conv_kernel=3,
+            num_hidden_layers=3,
+            tie_word_embeddings=True,
+            layer_norm_epsilon=0.1,
+        ),
+        plain=dict(use_conv_bias=False, n_groups=4, state_size=16),
     ),
     *_decoders(
         "qwen2moe",

@@ -57,7 +57,8 @@ BINS = 16
 
 NAMES = (
     *("full", "sliding_window", "longformer", "bigbird", "sparse", "top_k", "routing", "reformer"),
-    *("performer", "linear", "convolution", "lstm", "elman", "identity"),
+    *("performer", "linear", "gated_delta", "mamba2"),
+    *("convolution", "lstm", "elman", "identity"),
 )
 """Mixers that are compared by default."""
 

@@ -3,6 +3,8 @@
     q, k, v = W_q x, W_k x, W_v x     per head; keys and values come from the memory if there is one
     y = W_o concat over heads of softmax(score(q, k) under the mask) v
 
+With `output_gate` the heads are multiplied by sigmoid(W_g x) before W_o.
+
 Projections and RoPE are in `projections.py`, the softmax in `attend.py`, scores with weights and
 sinks in `scores.py`, terms of the positions in `position_bias.py`.
 """
@@ -43,7 +45,7 @@ from transformer.attention.scores import (
     make_additive_score_fn,
 )
 from transformer.hardware import Hardware
-from transformer.layers.basic import fold_in
+from transformer.layers.basic import apply_linear, fold_in
 from transformer.layers.position_embedding import NoPosition
 from transformer.taps import ATTENTION_VALUES
 from transformer.validation import Bounds, Fraction, NonNegativeFloat
@@ -67,6 +69,9 @@ class AttentionConfig(MultiHeadConfig):
     sinks: bool = False
     """Add one learned logit per head to the softmax, without a value: a query that matches no key
     can put its weight there (Agarwal et al. 2025, section 2.2)."""
+    output_gate: bool = False
+    """Multiply the heads' outputs by sigmoid(W_g x), one gate for each entry (Qiu et al. 2025;
+    Qwen3-Next)."""
     dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
     backend: Backend = "auto"
@@ -182,7 +187,7 @@ class Attention(Mixer):
 
     # Linen derives a weight's initial value from the number of weights declared before it, so the
     # order of the declarations below is part of the parameter layout: projections of q, k and v,
-    # terms of the scores, sinks, output.
+    # terms of the scores, sinks, output gate, output.
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -260,4 +265,10 @@ class Attention(Mixer):
             outputs=inputs.outputs,
             taps=inputs.taps,
         )
-        return MixerOutput(project_output(self, attended.y), cache, attended.aux)
+        y = attended.y
+        if config.output_gate:
+            heads = {"heads": y.shape[2], "head": y.shape[3]}
+            embed = {"embed": context.d_model}
+            gate = apply_linear(self, "output_gate", x, embed, heads, context, bias=config.bias)
+            y = y * jax.nn.sigmoid(gate)
+        return MixerOutput(project_output(self, y), cache, attended.aux)

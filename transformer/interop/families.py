@@ -8,6 +8,8 @@ from typing import Any
 from transformer.attention.full import AttentionConfig
 from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.scores import ScaledDotScore
+from transformer.attention.variants.gated_delta import GatedDeltaConfig
+from transformer.attention.variants.mamba2 import Mamba2Config
 from transformer.attention.variants.latent_attention import LatentAttentionConfig
 from transformer.interop.bert import (
     ALBERT,
@@ -46,6 +48,7 @@ from transformer.interop.multimodal import MULTIMODAL
 from transformer.interop.olmo import EXAONE4, OLMO2, OLMO3
 from transformer.interop.parallel import COHERE, COHERE2, FALCON, GPTJ, PHI
 from transformer.interop.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from transformer.interop.recurrences import MAMBA2, QWEN3_NEXT
 from transformer.interop.seq2seq import (
     BART,
     LED,
@@ -103,6 +106,8 @@ FAMILIES: dict[str, Family] = {
         STABLELM,
         QWEN3_MOE,
         QWEN2_MOE,
+        QWEN3_NEXT,
+        MAMBA2,
         EXAONE4,
         GPTJ,
         PHI,
@@ -140,7 +145,7 @@ FAMILIES: dict[str, Family] = {
 
 
 REFUSED = {
-    "mamba": "it is a state-space model",
+    "mamba": "it is the first Mamba, whose states have a decay for each entry; known is mamba2",
     "ministral3": "its queries grow with their positions (llama_4_scaling_beta)",
 }
 """Architectures that are asked for and not supported, with the reason."""
@@ -222,6 +227,11 @@ def fill_in(part: Any, d_model: int) -> Any:
             values["value_head_dim"] = part.value_head_dim or head_dim
         if values.get("score") == ScaledDotScore():
             values["score"] = ScaledDotScore(float(head_dim))
+    if isinstance(part, GatedDeltaConfig):
+        values |= {"num_key_heads": part.resolved_num_key_heads}
+        values |= {"value_head_dim": part.resolved_value_head_dim(d_model)}
+    if isinstance(part, GatedDeltaConfig | Mamba2Config):
+        values["head_dim"] = part.resolved_head_dim(d_model)
     if isinstance(part, FeedForwardConfig):
         values["d_ff"] = resolve_d_ff(part, d_model)
     if isinstance(part, NormConfig) and not part.is_centered:  # it has no bias

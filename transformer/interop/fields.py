@@ -65,7 +65,13 @@ WITHOUT_EFFECT = frozenset(
         "decoder_layerdrop",
         "sparse_prediction",
         "sparse_pred_ignore_index",
+        # Initial values of Mamba-2's steps.
+        "time_step_floor",
+        "time_step_max",
+        "time_step_min",
+        "time_step_rank",
         # How the same numbers are computed and returned.
+        "chunk_size",
         "chunk_size_feed_forward",
         "deterministic_flash_attn",
         "dtype",
@@ -73,6 +79,7 @@ WITHOUT_EFFECT = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "reorder_and_upcast_attn",
+        "residual_in_fp32",
         "return_dict",
         "slow_but_exact",
         "use_cache",

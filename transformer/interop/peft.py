@@ -33,6 +33,7 @@ from transformer.interop.weight_files import (
 from transformer.interop.weight_map import (
     Array,
     AsIs,
+    Depthwise,
     Leaf,
     Linear,
     Tensor,
@@ -101,7 +102,7 @@ def _is_input_first(tensor: Tensor) -> bool:
 
 
 def _check_module(tensor: Tensor) -> None:
-    if tensor.leaves[0].axes.stack != ("layers",) or isinstance(tensor.layout, AsIs):
+    if tensor.leaves[0].axes.stack != ("layers",) or isinstance(tensor.layout, AsIs | Depthwise):
         raise InteropError(
             f"{tensor.leaves[0].path}: is not a separate linear layer in transformers, and "
             "PEFT adapts only those; merge the adapter and export the whole model"

@@ -72,7 +72,7 @@ SHARED_EXPERT = (
 )
 
 
-def _with_plain_layers(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+def with_plain_layers(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     """Return the config with plain feed-forwards in layers that have no experts."""
     plain_layers, period = fields.take("mlp_only_layers", []), fields.take("decoder_sparse_step")
     d_ff, blocks = fields.size("intermediate_size"), all_blocks(config)
@@ -84,7 +84,8 @@ def _with_plain_layers(fields: Fields, config: TransformerConfig) -> Transformer
     return with_blocks(config, blocks)
 
 
-def _write_plain_layers(config: TransformerConfig) -> dict[str, Any]:
+def write_plain_layers(config: TransformerConfig) -> dict[str, Any]:
+    """Return the fields of the layers that have no experts."""
     plain = {
         layer: block.feed_forward.d_ff
         for layer, block in enumerate(all_blocks(config))
@@ -99,12 +100,12 @@ def _read_qwen3_moe(fields: Fields, config: TransformerConfig) -> TransformerCon
     window, is_used = fields.take("sliding_window", 0), fields.take("use_sliding_window")
     mixer = with_window(attention, window if is_used else 0)
     config = with_settings(config, {"layer_pattern.mixer": mixer})
-    return _with_plain_layers(fields, config)
+    return with_plain_layers(fields, config)
 
 
 def _write_qwen3_moe(config: TransformerConfig) -> dict[str, Any]:
     window = write_window(config)
-    return window | {"use_sliding_window": bool(window)} | _write_plain_layers(config)
+    return window | {"use_sliding_window": bool(window)} | write_plain_layers(config)
 
 
 QWEN3_MOE = dataclasses.replace(
@@ -145,14 +146,23 @@ def _read_qwen2_moe(fields: Fields, config: TransformerConfig) -> TransformerCon
     ]
     attention: Any = config.layer_pattern[0].mixer
     config = read_windows(fields, config, kinds, window, attention, attention)
-    return _with_plain_layers(fields, config)
+    return with_plain_layers(fields, config)
 
 
 def _write_qwen2_moe(config: TransformerConfig) -> dict[str, Any]:
     windows = write_windows(config)
     windows |= {"use_sliding_window": "sliding_window" in windows}
-    return windows | _write_plain_layers(config)
+    return windows | write_plain_layers(config)
 
+
+SHARED_MOE = MoEConfig(
+    expert=GATED_UNIT,
+    shared_expert=GATED_UNIT,
+    shared_expert_gate=True,
+    router_z_loss_weight=0.0,
+)
+
+SHARED_D_FF = Setting("shared_expert_intermediate_size", f"{MOE}.shared_expert.d_ff", is_size=True)
 
 QWEN2_MOE = dataclasses.replace(
     LLAMA,
@@ -160,15 +170,7 @@ QWEN2_MOE = dataclasses.replace(
     architectures=decoder_classes("Qwen2Moe"),
     base=with_settings(
         LLAMA.base,
-        {
-            "layer_pattern.mixer.output_bias": False,
-            MOE: MoEConfig(
-                expert=GATED_UNIT,
-                shared_expert=GATED_UNIT,
-                shared_expert_gate=True,
-                router_z_loss_weight=0.0,
-            ),
-        },
+        {"layer_pattern.mixer.output_bias": False, MOE: SHARED_MOE},
     ),
     settings=(
         *DECODER_SIZES,
@@ -176,7 +178,7 @@ QWEN2_MOE = dataclasses.replace(
         Setting("qkv_bias", "layer_pattern.mixer.bias"),
         *expert_counts("num_experts"),
         *SPARSE,
-        Setting("shared_expert_intermediate_size", f"{MOE}.shared_expert.d_ff", is_size=True),
+        SHARED_D_FF,
         Setting(
             "hidden_act",
             (EXPERT_ACTIVATION, f"{MOE}.shared_expert.activation"),

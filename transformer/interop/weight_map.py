@@ -96,10 +96,10 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class HeadsInterleaved:
-    """Queries of a key-value head, its key and its value, then those of the next.
+    """Outputs of several parameters by groups of heads: those of the first group, then the next.
 
-    [K, (N / K) H + H + H of values, D] as one matrix. Other parameters of heads stand so too, such
-    as keys and values made of a latent.
+    There are as many groups as the parameter with the fewest heads has: queries of a key-value
+    head, its key and its value, then those of the next.
     """
 
     def shape(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
@@ -107,27 +107,47 @@ class HeadsInterleaved:
         return Linear().shape(leaves)
 
     def split(self, tensor: Array, leaves: Sequence[Leaf]) -> list[Array]:
-        """Return the values of each leaf, as views of the tensor."""
-        num_groups = leaves[-1].unit_shape[-2]
+        """Return the values of each leaf."""
+        num_groups = self._num_groups(leaves)
         ends = list(itertools.accumulate(leaf.outputs // num_groups for leaf in leaves))
         groups = tensor.reshape(num_groups, ends[-1], -1)  # last axis: D, or 1 of a bias
-        # Grouped queries are copied: their two axes of heads are not one of the tensor.
-        parts = (
-            np.moveaxis(part.reshape(*leaf.unit_shape[-2:], -1), -1, 0)
-            for part, leaf in zip(np.split(groups, ends[:-1], axis=1), leaves, strict=True)
-        )
-        return [
-            part if leaf.axes.inputs else part[0] for part, leaf in zip(parts, leaves, strict=True)
-        ]
+        # Copied: the axes of groups and of heads within a group are not one of the tensor.
+        parts = (part.reshape(-1, part.shape[-1]) for part in np.split(groups, ends[:-1], axis=1))
+        return [part.T.reshape(leaf.unit_shape) for part, leaf in zip(parts, leaves, strict=True)]
 
     def join(self, values: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
         """Return the tensor that `split` takes apart."""
-        num_groups = leaves[-1].unit_shape[-2]
+        num_groups = self._num_groups(leaves)
         parts = [
-            np.moveaxis(value.reshape(-1, num_groups, leaf.outputs // num_groups), 0, -1)
+            value.reshape(leaf.inputs, num_groups, -1)
             for value, leaf in zip(values, leaves, strict=True)
         ]
-        return np.concatenate(parts, axis=1).reshape(self.shape(leaves))
+        return np.moveaxis(np.concatenate(parts, axis=2), 0, -1).reshape(self.shape(leaves))
+
+    def _num_groups(self, leaves: Sequence[Leaf]) -> int:
+        return min(leaf.unit_shape[len(leaf.axes.inputs)] for leaf in leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Depthwise:
+    """Taps [k, heads, width] of convolutions, channels one after the other: [channels, 1, k]."""
+
+    def shape(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Return the shape of the tensor."""
+        kernel_size = leaves[0].unit_shape[0]
+        return (sum(leaf.outputs for leaf in leaves) // kernel_size, 1, kernel_size)
+
+    def split(self, tensor: Array, leaves: Sequence[Leaf]) -> list[Array]:
+        """Return the values of each leaf, as views of the tensor."""
+        kernel_size = leaves[0].unit_shape[0]
+        ends = list(itertools.accumulate(leaf.outputs // kernel_size for leaf in leaves))[:-1]
+        parts = np.split(tensor[:, 0].T, ends, axis=1)
+        return [part.reshape(leaf.unit_shape) for part, leaf in zip(parts, leaves, strict=True)]
+
+    def join(self, values: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
+        """Return the tensor that `split` takes apart."""
+        channels = [value.reshape(value.shape[0], -1) for value in values]
+        return np.concatenate(channels, axis=1).T[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +190,7 @@ class WholeStack:
         return np.stack(values, axis=-1).reshape(self.shape(leaves))
 
 
-Layout = Linear | HeadsInterleaved | AsIs | WholeStack
+Layout = Linear | HeadsInterleaved | Depthwise | AsIs | WholeStack
 
 LINEAR = Linear()
 TABLE = Linear(transposed=False)

@@ -38,12 +38,7 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-
-CHUNK_SIZE = 64
-"""C, tokens per chunk of a causal pass."""
-
-ACCUMULATION_DTYPE = jnp.float32
-"""Dtype of features and sums under every precision policy, because sums grow with T."""
+from transformer.attention.variants.chunks import ACCUMULATION_DTYPE, ChunkDocuments, Chunking
 
 MIN_ABS_NORMALIZER = 1e-6
 """Smallest absolute sum of signed weights; anything smaller is rounding error."""
@@ -267,41 +262,21 @@ def attend_causal(
     if state is None:
         num_features = jax.eval_shape(feature_map, k).values.shape[-1]
         state = LinearAttentionState.empty(batch, num_kv_heads, num_features, v.shape[-1])
-    # Equal chunks, not full ones and a rest: 65 tokens are 2 chunks of 33, padded by 1.
-    num_chunks = -(-length // CHUNK_SIZE)
-    size = -(-length // num_chunks)
-    padding = (0, num_chunks * size - length)
-
-    def split(x: Float[Array, "B T K ... H"]) -> Float[Array, "chunks B K ... C H"]:
-        x = jnp.pad(x, [(0, 0), padding] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(batch, num_chunks, size, *x.shape[2:])
-        return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 1, 0)
-
-    def split_documents(x: Int[Array, "#B chunks_C"]) -> Int[Array, "chunks #B C"]:
-        return x.reshape(-1, num_chunks, size).swapaxes(0, 1)
-
-    if boundaries is None:
-        boundaries = DocumentBoundaries(jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
-    is_start, is_token = boundaries
-    # Documents are numbered by their starts: a document that continues from a cache is number 0,
-    # that of the state before the first chunk.
-    document = jnp.pad(jnp.cumsum(is_start, axis=1), [(0, 0), padding], mode="edge")
-    is_token = jnp.pad(jnp.broadcast_to(is_token, is_start.shape), [(0, 0), padding])
+    chunking = Chunking.of(length)
+    documents = chunking.split_documents(boundaries)
     chunks = _Chunk(
-        q=split(q.reshape(batch, length, num_kv_heads, -1, q.shape[-1])),
-        k=split(k),
-        v=split(v),
-        document=split_documents(document),
-        key_document=split_documents(jnp.where(is_token, document, -1)),
+        q=chunking.split(q.reshape(batch, length, num_kv_heads, -1, q.shape[-1])),
+        k=chunking.split(k),
+        v=chunking.split(v),
+        documents=documents,
     )
     # Recompute each chunk in the backward pass: its features and scores are not saved. Inside a
     # scan XLA cannot merge the recomputation with the forward pass, so no CSE has to be prevented.
     step = jax.checkpoint(functools.partial(_attend_chunk, feature_map), prevent_cse=False)
     final: LinearAttentionState
-    (final, _), y = jax.lax.scan(step, (state, jnp.zeros_like(document[:, 0])), chunks)
-    y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2)  # [B, chunks, C, K, G, H of values]
-    y = y.reshape(batch, num_chunks * size, q.shape[2], -1)
-    return y[:, :length].astype(v.dtype), final
+    first = jnp.zeros_like(documents.document[0, :, 0])
+    (final, _), y = jax.lax.scan(step, (state, first), chunks)
+    return chunking.join(y).reshape(*q.shape[:3], -1).astype(v.dtype), final
 
 
 class _Chunk(NamedTuple):
@@ -310,8 +285,7 @@ class _Chunk(NamedTuple):
     q: Float[Array, "B K G C H"]
     k: Float[Array, "B K C H"]
     v: Float[Array, "B K C Hv"]
-    document: Int[Array, "#B C"]  # number of the document in the row
-    key_document: Int[Array, "#B C"]  # the same; -1: padding, which nothing sees
+    documents: ChunkDocuments
 
 
 def _attend_chunk(
@@ -324,8 +298,9 @@ def _attend_chunk(
     k = feature_map(chunk.k.astype(ACCUMULATION_DTYPE))
     v = _append_ones(chunk.v)
     causal = jnp.tri(chunk.k.shape[2], dtype=bool)[None]
-    visible = (chunk.document[:, :, None] == chunk.key_document[:, None, :]) & causal
-    sees_state = chunk.document == state_document[:, None]
+    document, key_document = chunk.documents
+    visible = (document[:, :, None] == key_document[:, None, :]) & causal
+    sees_state = document == state_document[:, None]
     # Scales are relative to the largest that each query sees (a running maximum). One maximum over
     # all keys, or over the chunk, would give the same quotient in exact arithmetic. But if it is
     # far larger than every scale a query sees, the query's sums underflow to zero, which depends on
@@ -345,7 +320,7 @@ def _attend_chunk(
     added = jnp.einsum("BKSM,BKSH->BKMH", k.values * key_scale[:, :, -1, :, None], v)
     kv_sums = state.kv_sums * state_scale[:, :, -1, None, None] + added
     state = LinearAttentionState(kv_sums, log_scale[:, :, -1])
-    return (state, chunk.document[:, -1]), _normalize(sums, q.signed)
+    return (state, document[:, -1]), _normalize(sums, q.signed)
 
 
 def _append_ones(v: Float[Array, "... Hv"]) -> Float[Array, "... Hv_plus_1"]:

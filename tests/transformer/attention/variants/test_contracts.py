@@ -14,8 +14,10 @@ from transformer import (
     BigBirdConfig,
     BilinearScore,
     DotScore,
+    GatedDeltaConfig,
     LatentAttentionConfig,
     LongformerConfig,
+    Mamba2Config,
     Mask,
     MaskPattern,
     Mixer,
@@ -32,9 +34,11 @@ from transformer import (
     YaRNScaling,
 )
 from transformer.attention.variants.bigbird import BigBird
+from transformer.attention.variants.gated_delta import GatedDelta
 from transformer.attention.variants.linear_attention import LinearAttention
 from transformer.attention.variants.linformer import Linformer
 from transformer.attention.variants.longformer import Longformer
+from transformer.attention.variants.mamba2 import Mamba2
 from transformer.attention.variants.performer import Performer
 from transformer.attention.variants.primer import Primer
 from transformer.attention.variants.reformer import Reformer
@@ -75,6 +79,7 @@ FULL: list[MixerConfig] = [
         position=RoPE(layout="interleaved", scaling=YaRNScaling(2.0, 16, mscale_all_dim=0.5)),
         dropout=0.1,
     ),
+    AttentionConfig(num_heads=4, num_kv_heads=2, value_head_dim=5, output_gate=True),
     AttentionConfig(num_heads=6, position=ALiBi(), score=DotScore(), qk_norm=NormConfig("layer")),
 ]
 SPARSE: list[MixerConfig] = [
@@ -99,6 +104,8 @@ SPARSE: list[MixerConfig] = [
         factorization="heads",
     ),
     TopKConfig(num_heads=5, num_kv_heads=1, head_dim=8, keys_per_query=3),
+    GatedDeltaConfig(num_heads=4, num_key_heads=2, head_dim=3, value_head_dim=5, kernel_size=2),
+    Mamba2Config(num_heads=4, num_groups=2, state_dim=5, conv_bias=False, bias=True),
 ]
 
 
@@ -142,9 +149,11 @@ ONE_PATTERN = [
     SparseTransformer,
     Cheng,
     Convolution,
+    GatedDelta,
     GNMTEncoder,
     ElmanRNN,
     LSTM,
+    Mamba2,
 ]
 """Mixers with a pattern of their own, which takes no other."""
 

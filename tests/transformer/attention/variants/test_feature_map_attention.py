@@ -17,7 +17,7 @@ from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfi
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerConfig
-from transformer.attention.variants import feature_map_attention
+from transformer.attention.variants import chunks, feature_map_attention
 from transformer.attention.variants.feature_map_attention import (
     FeatureMap,
     attend_bidirectional,
@@ -74,7 +74,7 @@ CASES = [
 def test_sums_match_explicit_weights(
     kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_map_attention, "CHUNK_SIZE", 8)
+    monkeypatch.setattr(chunks, "CHUNK_SIZE", 8)
     # Smaller vectors keep sums of trigonometric weights away from zero, where digits are lost.
     scale = 0.3 if kind == "trigonometric" else 1.0
     q, k, v = inputs(T if mask.key_segments is None else S, scale)

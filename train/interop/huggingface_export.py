@@ -22,6 +22,7 @@ from transformer.interop.families import express
 from transformer.interop.fields import GENERATION, InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model
 from transformer.interop.weight_files import read_json
+from transformer.layers.low_rank import merge_weights
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 
@@ -73,6 +74,7 @@ def export_run(
             else:
                 if weights == "base":
                     run = dataclasses.replace(run, params=base_params(run), step=0)
+                run = dataclasses.replace(run, params=merge_weights(run.params))
                 model_type = _write_run(run, partial, family, dtype, max_shard_bytes)
             if target.exists():
                 target.rmdir()

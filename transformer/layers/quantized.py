@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Integer
 
 from transformer.layers.logical_axes import LogicalAxes
 
@@ -40,10 +40,11 @@ class QuantizedWeight(struct.PyTreeNode):
     slices them alike.
     """
 
-    codes: Int[Array, "..."]  # [*stack, inputs, *outputs]; of 4 bits [*stack, inputs / 2, *outputs]
-    scales: Num[Array, "..."]  # [*stack, groups, *outputs]
-    zeros: Int[Array, "..."] | None  # [*stack, groups, *outputs]; the code of 0
-    group_of_input: Int[Array, "..."] | None  # [*stack, inputs]; None: groups lie side by side
+    # Arrays, or what describes them in trees of shapes, axes and shardings.
+    codes: Any  # [*stack, inputs, *outputs] int8; [*stack, inputs / 2, *outputs] uint8
+    scales: Any  # [*stack, groups, *outputs]
+    zeros: Any  # [*stack, groups, *outputs] integers, the codes of 0; None: 0
+    group_of_input: Any  # [*stack, inputs] int32; None: groups lie side by side
     inputs: tuple[int, ...] = struct.field(pytree_node=False)  # sizes of the input axes
     num_outputs: int = struct.field(pytree_node=False)  # number of output axes
     dtype: str = struct.field(pytree_node=False)  # of the matrix that it stands for
@@ -70,12 +71,13 @@ class QuantizedWeight(struct.PyTreeNode):
         """Return the weight as one that stands for a matrix of another dtype."""
         return self.replace(dtype=jnp.dtype(dtype).name)
 
-    def integers(self) -> Int[Array, "..."]:  # [*stack, inputs, *outputs]
+    def integers(self) -> Integer[Array, "..."]:  # [*stack, inputs, *outputs]
         """Return one code for each entry."""
         if self.codes.dtype != jnp.uint8:
             return self.codes
         axis, shape = self.input_axis, self.codes.shape
-        shifts = jnp.array([0, 4], jnp.uint8).reshape(2, *(1,) * self.num_outputs)
+        shifts = jnp.array([0, 4], jnp.uint8)
+        shifts = shifts.reshape(*(1,) * (axis + 1), 2, *(1,) * self.num_outputs)
         pairs = jnp.expand_dims(self.codes, axis + 1) >> shifts & 15
         return pairs.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
 
@@ -122,8 +124,9 @@ def multiply_codes(product: Product, x: jax.Array, weight: QuantizedWeight) -> j
 
     The scales multiply the result, which has fewer entries than the matrix.
     """
-    scales = jax.lax.index_in_dim(weight.scales, 0, weight.input_axis, keepdims=False)
-    return jax.checkpoint(lambda x, weight: product(x, weight.code_matrix()))(x, weight) * scales
+    y = jax.checkpoint(lambda x, weight: product(x, weight.code_matrix()))(x, weight)
+    outputs = weight.scales.shape[1:]
+    return y * weight.scales.reshape(*(1,) * (y.ndim - len(outputs)), *outputs)
 
 
 def order_after(weight: QuantizedWeight, x: jax.Array) -> QuantizedWeight:

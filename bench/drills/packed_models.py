@@ -1,4 +1,4 @@
-"""Write the packed models of tests/transformer/interop/packed, by the code of those who publish them.
+"""Write the packed models of tests/transformer/interop/packed, by their publishers' own code.
 
     torch-python -m bench.drills.packed_models --gptq qlinear_cuda.py --awq autoawq/ --output packed
 
@@ -62,7 +62,8 @@ def main() -> None:
         return transformers.LlamaForCausalLM(config).eval()
 
     spec = importlib.util.spec_from_file_location("qlinear_cuda", given.gptq)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     gptq = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gptq)
     sys.path.insert(0, str(given.awq))
@@ -80,7 +81,11 @@ def main() -> None:
             scales.append(scale)
         return torch.stack(scales, 1), torch.stack(zeros, 1)
 
-    for name, bits, permuted in (("gptq", 4, False), ("gptq-act", 4, True), ("gptq-8bit", 8, False)):
+    for name, bits, permuted in (
+        ("gptq", 4, False),
+        ("gptq-act", 4, True),
+        ("gptq-8bit", 8, False),
+    ):
         model, packed, size = llama(), {}, 16
         for path, module in model.named_modules():
             if not isinstance(module, torch.nn.Linear) or path == "lm_head":

@@ -34,7 +34,8 @@ def test_int8_is_the_nearest_multiple_of_the_scale_of_its_output() -> None:
     w = normal(0, 2, 3, 5, 7)  # [L, N, H, D]
     scales = np.abs(w).max((1, 2), keepdims=True) / 127
     weight = quantize_weight(jnp.asarray(w), STACKED, bits=8)
-    assert weight.codes.shape == (2, 15, 7) and weight.scales.shape == (2, 1, 7)
+    assert weight.codes.shape == (2, 15, 7)
+    assert weight.scales.shape == (2, 1, 7)
     assert_close(jax.jit(weight.dequantize)(), np.round(w / scales) * scales)
 
 
@@ -51,7 +52,8 @@ def test_int4_divides_the_range_of_each_group() -> None:
     assert np.all(np.abs(dequantized - groups) <= step * 1.01)
     assert np.abs(dequantized - groups).mean() < 0.3 * step.mean()
     np.testing.assert_array_equal(dequantized[1, 2], 0)
-    assert weight.codes.dtype == jnp.uint8 and weight.codes.shape == (2, 6, 7)
+    assert weight.codes.dtype == jnp.uint8
+    assert weight.codes.shape == (2, 6, 7)
 
 
 def test_groups_must_divide_the_inputs() -> None:
@@ -64,9 +66,7 @@ def test_fp4_and_permuted_groups_follow_their_formulas() -> None:
     codes = rng.integers(0, 256, (4, 3), np.uint8)
     nibbles = np.stack([codes & 15, codes >> 4], 1).reshape(8, 3)
     exponents = rng.integers(100, 140, (2, 3), np.uint8)
-    weight = QuantizedWeight(
-        *map(jnp.asarray, (codes, exponents)), None, None, (8,), 1, "float32"
-    )
+    weight = QuantizedWeight(*map(jnp.asarray, (codes, exponents)), None, None, (8,), 1, "float32")
     powers = 2.0 ** (exponents.astype(int) - 127)
     expected = np.array(FP4_VALUES)[nibbles] * np.repeat(powers, 4, axis=0)
     np.testing.assert_array_equal(weight.dequantize(), expected.astype(np.float32))

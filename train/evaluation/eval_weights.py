@@ -59,8 +59,8 @@ def load_eval_weights(
     The run may still be training. If a checkpoint is deleted while it is read, the search starts
     again. An average is of `step` or the newest checkpoint, and of those before it at multiples of
     `checkpoint.every`. `check` is called with the step and the metadata of each, and raises if the
-    checkpoint is of another run. Not `merged`, a LoRA run gives its trainable tree alone. `quantize`
-    says how the matrices of the layers are held; those of a packed import stay as they are.
+    checkpoint is of another run. Not `merged`, a LoRA run gives its trainable tree alone.
+    `quantize` is how the matrices of the layers are held; those of a packed import stay.
 
     Raises:
       UserError: A checkpoint is missing, too few can be averaged, or none is valid.

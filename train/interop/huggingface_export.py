@@ -88,7 +88,7 @@ def _write_run(run: Run, folder: Path, family: str, dtype: str, max_shard_bytes:
     """Write weights, settings and tokenizer to a folder; return the `model_type`."""
     source = run.folder.pretrained / "config.json"
     # The dtype is that of the weights that are written, which may differ from the import's.
-    decided_here = {"torch_dtype", "dtype"}
+    decided_here = {"torch_dtype", "dtype", "quantization_config", "compression_config"}
     if run.labels:  # those of the import may be others
         decided_here |= {"id2label", "label2id", "num_labels", "problem_type"}
     fields = {

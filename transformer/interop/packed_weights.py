@@ -2,11 +2,12 @@
 
 | method | codes | scales | zero points |
 | --- | --- | --- | --- |
-| `gptq` (Frantar et al. 2022) | `qweight` [in / 8, out]: along the inputs | `scales` | `qzeros` |
-| `awq` (Lin et al. 2023), GEMM | `qweight` [in, out / 8]: along the outputs, in the order 0 2 4 6 1 3 5 7 | `scales` | `qzeros` |
-| `mxfp4` | `_blocks` [E, out, groups, 16]: along the inputs | `_scales` [E, out, groups] | none |
+| `gptq` (Frantar et al. 2022) | `qweight` [in / 8, out] | `scales` | `qzeros` [groups, out / 8] |
+| `awq` (Lin et al. 2023), GEMM | `qweight` [in, out / 8] | `scales` | `qzeros` [groups, out / 8] |
+| `mxfp4` | `_blocks` [E, out, groups, 16] | `_scales` [E, out, groups] | none |
 
-The first two keep eight codes of 4 bits (GPTQ also four of 8 bits) in an int32. In the bytes of a
+The first two keep eight codes of 4 bits (GPTQ also four of 8 bits) in an int32, AWQ those of eight
+outputs in the order 0 2 4 6 1 3 5 7. In the bytes of a
 file, GPTQ and MXFP4 have the codes of two inputs in the order of `QuantizedWeight`: nothing is
 unpacked. GPTQ with `desc_act` says by `g_idx` to which group an input belongs.
 """

@@ -144,7 +144,9 @@ class WeightFiles:
         prefix = family.prefix if is_bare else ""
         self._folder = folder
         # StoredTensors, and the PackedParts of packed matrices.
-        self._stored: dict[str, Any] = {_modern_name(name, prefix): tensor for name, tensor in stored.items()}
+        self._stored: dict[str, Any] = {
+            _modern_name(name, prefix): tensor for name, tensor in stored.items()
+        }
         self._optional = set[str]()  # names that a model may have no use for
 
     def read(self, name: str) -> Array:

@@ -2,10 +2,10 @@
 
 | format | codes | scales | zeros | value of a code c |
 | --- | --- | --- | --- | --- |
-| int8 | int8 | float, for each output | none | c s |
+| int8 | int8 | float, one of each output | none | c s |
 | int4 | two in a uint8 | float, by group of inputs | uint8 | (c - z) s |
-| GPTQ, AWQ (`transformer.interop.packed_weights`) | as int8 or int4 | float, by group | integers | (c - z) s |
-| MXFP4 (OCP Microscaling 1.0) | two in a uint8 | uint8 exponents e, by group | none | FP4[c] 2^(e - 127) |
+| GPTQ, AWQ | as int8 or int4 | float, by group | integers | (c - z) s |
+| MXFP4 (OCP) | two in a uint8 | uint8 exponents e, by group | none | FP4[c] 2^(e - 127) |
 
 The dtypes of the arrays tell the formats apart, so that a checkpoint needs no other record of them.
 """
@@ -21,7 +21,10 @@ from jaxtyping import Array, Float, Integer
 
 from transformer.layers.logical_axes import LogicalAxes
 
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4_VALUES = (
+    *(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    *(-0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+)
 """Value of each code of FP4: a sign, two bits of exponent and one of mantissa (E2M1)."""
 
 GROUP_AXIS = "quantization_group"

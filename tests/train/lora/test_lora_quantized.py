@@ -66,7 +66,8 @@ def test_base_is_rounded_once_and_the_run_reloads(folder: Path, source: Run, run
     """Evaluated from its folder, a run gives the metrics with which its training ended."""
     loaded = load(str(folder / "lora"))
     weight = at(loaded.params, QUERY)
-    assert isinstance(weight, LowRankWeight) and isinstance(weight.base, QuantizedWeight)
+    assert isinstance(weight, LowRankWeight)
+    assert isinstance(weight.base, QuantizedWeight)
     axes = source.model.logical_axes()
     expected = quantize_weights(source.params, axes, "int4")
     assert_same_bits(lora_export.base_params(loaded), expected)
@@ -87,9 +88,7 @@ def test_fully_trained_matrices_stay_floats(folder: Path, source: Run) -> None:
     """A matrix of codes has no gradient: its updates would be lost without an error."""
     trained = ("layers/place_0/feed_forward/down",)
     experiment = quantized(folder, train_fully=trained)
-    engine = make_engine(
-        dataclasses.replace(experiment, model=source.experiment.model), Hardware()
-    )
+    engine = make_engine(dataclasses.replace(experiment, model=source.experiment.model), Hardware())
     assert engine.lora is not None
     base = engine.abstract_base()
     assert not isinstance(base["layers"]["place_0"]["feed_forward"]["down"], QuantizedWeight)
@@ -129,7 +128,8 @@ def test_loaded_weights_are_those_of_the_run_in_few_bits(
     axes = source.model.logical_axes()
     assert_same_bits(loaded.params, quantize_weights(source.params, axes, kind))
     floats = {name for name, leaf in named_leaves(loaded.params).items() if leaf.dtype == "float32"}
-    assert "embedding" in floats and "layers/place_0/mixer/query/codes" not in floats
+    assert "embedding" in floats
+    assert "layers/place_0/mixer/query/codes" not in floats
     loss = loaded.evaluate("validation")["loss"]
     assert loss == pytest.approx(source.final_metrics["loss"], abs=0.02)
     assert loaded.generate("a", max_new_tokens=3) is not None

@@ -67,8 +67,8 @@ class QuantizedWeight(struct.PyTreeNode):
     @property
     def has_channel_scales(self) -> bool:
         """True if an output has one scale and no zero point."""
-        is_float = jnp.issubdtype(self.scales.dtype, jnp.floating)
-        return is_float and self.zeros is None and self.scales.shape[self.input_axis] == 1
+        is_plain = self.codes.dtype == jnp.int8 and self.zeros is None
+        return is_plain and self.scales.shape[self.input_axis] == 1
 
     def astype(self, dtype: Any) -> "QuantizedWeight":
         """Return the weight as one that stands for a matrix of another dtype."""

@@ -434,9 +434,9 @@ class StreamDecoder:
         self._tokens: list[int] = []
         self._shown = ""
 
-    def push(self, token: int) -> str:
-        """Add a token and return the text that is now certain (often one word, or nothing)."""
-        self._tokens.append(int(token))
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens and return the text that is now certain (of one often a word, or nothing)."""
+        self._tokens += tokens
         text = self._text()
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return self._show(text.rstrip("\N{REPLACEMENT CHARACTER}"))

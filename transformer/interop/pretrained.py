@@ -221,10 +221,10 @@ def read_model(
     num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
 
     def read(leaf: Leaf, dtype: Any, sharding: Any) -> jax.Array:
-        read = functools.partial(read_slice, files, by_leaf[leaf.path], leaf, dtype)
+        read_shard = functools.partial(read_slice, files, by_leaf[leaf.path], leaf, dtype)
         if sharding is None:
-            return jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
-        return jax.make_array_from_callback(leaf.padded_shape, sharding, read)
+            return jax.device_put(read_shard(tuple(map(slice, leaf.padded_shape))))
+        return jax.make_array_from_callback(leaf.padded_shape, sharding, read_shard)
 
     def read_parts(leaf: Leaf, sharding: Any) -> QuantizedWeight:
         parts = {}

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,8 @@ def main() -> None:
         with torch.no_grad():
             logits = model(tokens).logits
         np.savez_compressed(folder / "expected.npz", tokens=tokens, logits=logits)
-        config = {
-            key: value
-            for key, value in model.config.to_dict().items()
-            if key not in ("dtype", "quantization_config")
-        }
-        record = config | {"quantization_config": settings}
+        record = json.loads(model.config.to_json_string())
+        record |= {"architectures": [type(model).__name__], "quantization_config": settings}
         (folder / "config.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
         tensors = {key: value.contiguous() for key, value in packed.items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -66,7 +63,13 @@ def main() -> None:
     assert spec.loader is not None
     gptq = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gptq)
-    sys.path.insert(0, str(given.awq))
+    # Without the `__init__` of its packages, which import the models of older transformers.
+    for package in ("awq", "awq.modules", "awq.modules.linear", "awq.utils"):
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(given.awq.joinpath(*package.split(".")))]
+    devices: Any = types.ModuleType("awq.utils.utils")
+    devices.get_best_device = lambda: "cpu"
+    sys.modules["awq.utils.utils"] = devices
     from awq.modules.linear.gemm import WQLinear_GEMM
     from awq.utils.packing_utils import dequantize_gemm
 
@@ -97,11 +100,11 @@ def main() -> None:
             scales, zeros = quantize(module.weight.data, groups, inputs // size, bits)
             linear = gptq.QuantLinear(bits, size, inputs, outputs, bias=False)
             linear.pack(module, scales, zeros.clone(), groups.int())
-            linear.scales = linear.scales.half()
             linear.autogptq_cuda_available = False
             module.weight.data = linear(torch.eye(inputs)).float().T.contiguous()
-            for part in ("qweight", "qzeros", "scales", "g_idx"):
+            for part in ("qweight", "qzeros", "g_idx"):
                 packed[f"{path}.{part}"] = getattr(linear, part).clone()
+            packed[f"{path}.scales"] = linear.scales.half()
             packed[f"{path}.bias"] = torch.zeros(outputs).half()  # as AutoGPTQ does
         kept = {key: x for key, x in model.state_dict().items() if "_proj" not in key}
         settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": permuted}
@@ -116,7 +119,9 @@ def main() -> None:
                 module, 4, size, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
             )
             parts = linear.qweight, linear.qzeros, linear.scales
-            module.weight.data = dequantize_gemm(*parts, 4, size).float().T.contiguous()
+            # In float32: products of half-precision scales would be rounded.
+            matrix = dequantize_gemm(*parts[:2], linear.scales.float(), 4, size)
+            module.weight.data = matrix.T.contiguous()
             for part, value in zip(("qweight", "qzeros", "scales"), parts, strict=True):
                 packed[f"{path}.{part}"] = value.clone()
     kept = {key: x for key, x in model.state_dict().items() if "_proj" not in key}
@@ -127,7 +132,11 @@ def main() -> None:
 
     torch.manual_seed(0)
     config = transformers.GptOssConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, initializer_range=0.2
+        **SIZES,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        initializer_range=0.2,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )
     model, packed = transformers.GptOssForCausalLM(config).eval(), {}
     for path, parameter in model.named_parameters():

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from train.telemetry.loss_plot import draw_losses, event_steps
 from train.telemetry.metrics_log import read_metrics
 from transformer.generation.log_likelihood import LogLikelihood
 from transformer.generation.sampling import SamplingConfig
+from transformer.quantization import Quantization
 from transformer.text_embeddings import EmbeddingPooling
 
 if TYPE_CHECKING:  # of an optional package
@@ -285,6 +286,7 @@ def load(
     step: int | None = None,
     average_checkpoints: int | None = None,
     merged: bool = True,
+    quantize: Quantization = "none",
 ) -> Run:
     """Read a run from its folder, for evaluation or generation on the local devices.
 
@@ -295,7 +297,10 @@ def load(
       average_checkpoints: Read the mean of the weights of this many checkpoints: that of `step`
         (or the newest) and those before it.
       merged: Add the low-rank updates of a LoRA run to its matrices. False: `run.params` is the
-        trainable tree alone, as `transformer.lora` describes it.
+        trainable tree alone, as `transformer.lora` describes it. A quantized base keeps the updates
+        beside it in any case.
+      quantize: Hold the matrices of the layers in few bits: `int8`, or `int4` by groups of 64
+        inputs (`transformer.quantization`). `none`: as they are stored.
 
     Returns:
       The run.
@@ -303,6 +308,9 @@ def load(
     Raises:
       UserError: there is no run or no such checkpoint, or it does not belong to the run.
     """
+    if quantize not in get_args(Quantization):
+        known = ", ".join(get_args(Quantization))
+        raise UsageError(f"quantize {quantize!r}: is not known; give one of {known}")
     folder = RunFolder.open_existing(workdir)
     hardware = local_hardware()
     saved = read_experiment(folder)
@@ -333,6 +341,7 @@ def load(
             average_checkpoints=average_checkpoints,
             check=check,
             merged=merged,
+            quantize=quantize,
         )
     return Run(
         experiment=experiment,

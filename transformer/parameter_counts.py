@@ -19,6 +19,7 @@ from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import Model
+from transformer.quantization import Quantization, quantize_weights
 
 ENCODER_DECODER_SIDES = ("encoder", "decoder")
 """Top-level names in the parameter tree of an encoder-decoder."""
@@ -86,6 +87,13 @@ def abstract_parameters(model: Model) -> AbstractParameters:
     return AbstractParameters(
         *abstract_weights(scanned.init, jax.random.key(0), *scanned.example_inputs())
     )
+
+
+def weight_bytes(model: Model, quantize: Quantization = "none") -> int:
+    """Return the bytes of all weights, with the matrices of the layers in few bits."""
+    shapes, axes = abstract_parameters(model)
+    leaves = jax.tree.leaves(quantize_weights(shapes, axes, quantize))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 @dataclasses.dataclass(frozen=True)

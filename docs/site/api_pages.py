@@ -73,7 +73,8 @@ API_PAGES = {
         "Modules beside training.",
         (
             *("transformer.inspection", "transformer.attention_maps", "transformer.lora"),
-            *("transformer.layers.low_rank", "transformer.losses"),
+            *("transformer.layers.low_rank", "transformer.layers.quantized"),
+            *("transformer.quantization", "transformer.losses"),
             "transformer.interop.pretrained",
             "train.visualization.attention_view",
             *("train.sweep.queue", "train.scaling.laws"),

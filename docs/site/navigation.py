@@ -17,6 +17,7 @@ SECTIONS = {
         "Data <data>",
         "tasks",
         "fine_tuning",
+        "small_weights",
         "huggingface",
         "Memory, time and cost <plan>",
         "sharding",

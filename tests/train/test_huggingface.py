@@ -19,9 +19,11 @@ from tests.train.support import light_compiler as light_compiler
 from train.assembly import make_task
 from train.data.data_config import TokenizerConfig
 from train.data.text_labels import ClassificationDataConfig
+from train.engines.lora import LoRAConfig
 from train.errors import UserError
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import export_run
+from train.interop.lora_export import base_params
 from train.run import load
 from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
@@ -29,6 +31,7 @@ from transformer import LanguageModel
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.interop.pretrained import read_model
+from transformer.layers.low_rank import merge_weights
 
 FIXTURES = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures"
 FIXTURE = FIXTURES / "gpt2-tied"
@@ -100,6 +103,32 @@ def test_the_text_part_of_a_multimodal_model_is_a_run(tmp_path: Path) -> None:
     assert not written.keys() & {"text_config", "vision_config", "image_token_id"}
     _, params = read_model(tmp_path / "out")
     assert jax.tree.all(jax.tree.map(np.array_equal, params, run.params))
+
+
+def assert_equal_trees(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def test_packed_weights_stay_packed_in_a_run_and_under_lora(tmp_path: Path) -> None:
+    fixture = FIXTURES.parent / "packed" / "gptq-act"
+    source = make_source(tmp_path / "source", fixture=fixture)
+    import_model(str(source), str(tmp_path / "run"))
+    run, (_, packed) = load(str(tmp_path / "run")), read_model(source)
+    assert_equal_trees(run.params, packed)
+    assert run.generate("w3 w4", max_new_tokens=3)
+    lora = LoRAConfig(2, quantize="int4")
+    experiment = dataclasses.replace(run.experiment, lora=lora, steps=2, recovery=NO_DETECTOR)
+    data = dataclasses.replace(experiment.text_data, sequence_length=8)
+    experiment = dataclasses.replace(experiment, data=data)
+    texts = [" ".join(f"w{(i + j) % 50}" for j in range(40)) for i in range(40)]
+    adapted = train.fit(
+        experiment, str(tmp_path / "lora"), data=texts, init_from=str(tmp_path / "run"), quiet=True
+    )
+    assert_equal_trees(base_params(adapted), packed)
+    export_run(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert_equal_trees(read_model(tmp_path / "out")[1], merge_weights(packed))
 
 
 def test_failed_import_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -279,6 +279,18 @@ class CheckpointManager:
         with _explain_read_errors(path):
             return _restore_tree(path, {name: abstract_tree}, require_all=False)[name]
 
+    def read_shapes(self, step: int, name: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of the arrays of one field of a step's state, by tree path below it."""
+        path = self._verified_path(step)
+        with _explain_read_errors(path):
+            stored = _read_json(path, LEAVES_ITEM)
+        prefix = f"{name}/"
+        return {
+            each.removeprefix(prefix): tree_paths.parse_leaf(text)
+            for each, text in stored.items()
+            if each.startswith(prefix)
+        }
+
     def read_metadata(self, step: int) -> dict[str, Any]:
         """Return the metadata saved with a step (UserError: as in `restore`)."""
         path = self._verified_path(step)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 Leaf = jax.Array | jax.ShapeDtypeStruct
@@ -53,6 +54,12 @@ def describe_leaves(leaves: Mapping[str, Leaf]) -> dict[str, str]:
     return {
         name: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for name, leaf in leaves.items()
     }
+
+
+def parse_leaf(text: str) -> jax.ShapeDtypeStruct:
+    """Return the shape of an array from its description by `describe_leaves`."""
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    return jax.ShapeDtypeStruct(tuple(map(int, filter(None, sizes.split(",")))), jnp.dtype(dtype))
 
 
 def describe_difference(

@@ -93,7 +93,7 @@ def run_sample(arguments: list[str]) -> int:
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
-        run = load(given.workdir, step=given.step)
+        run = load(given.workdir, step=given.step, quantize=given.quantize)
         if given.chat:
             check_can_chat(run)
             if not any(given.prompt):
@@ -161,7 +161,7 @@ def run_score(arguments: list[str]) -> int:
     texts, contexts = list(options.text), options.context
     if contexts is not None and len(contexts) == 1:
         contexts = contexts * len(texts)
-    run = load(options.workdir, step=options.step)
+    run = load(options.workdir, step=options.step, quantize=options.quantize)
     with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
         scores = score_texts(make_task(run.experiment), run, texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
@@ -203,7 +203,7 @@ def run_embed(arguments: list[str]) -> int:
     texts = [*options.text, *(read_lines(options.input) if options.input else ())]
     if not texts:
         raise UsageError("embed: has no texts; give --text, or --input FILE")
-    run = load(options.workdir, step=options.step)
+    run = load(options.workdir, step=options.step, quantize=options.quantize)
     with explain_oom(lambda: ["give shorter texts", LARGER_DEVICES_REMEDY]):
         vectors = run.embed(
             texts,
@@ -271,7 +271,7 @@ def run_serve(arguments: list[str]) -> int:
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
-        run = load(options.workdir, step=options.step)
+        run = load(options.workdir, step=options.step, quantize=options.quantize)
         answers: Embedder | Generator
         if is_text_encoder(run):
             answers = Embedder(run, options.max_prompt_tokens)

@@ -31,6 +31,7 @@ from train.experiment import Experiment
 from train.runtime.startup import program_name
 from train.telemetry.event_log import finite_or_none
 from transformer.precision import Precision
+from transformer.quantization import Quantization
 from transformer.validation import Mark, check_settings, field_marks
 
 Arguments = TypeVar("Arguments")
@@ -68,6 +69,9 @@ class RunArguments(JsonArguments):
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights (the newest checkpoint, unless
     the run keeps its best one or averages several)."""
+    quantize: Quantization = "none"
+    """Hold the matrices of the layers in few bits: int8, or int4 by groups of 64 inputs. none: as
+    they are stored."""
 
 
 def parse(

@@ -29,7 +29,12 @@ class EvaluateArguments(RunArguments):
 def run_evaluate(arguments: list[str]) -> int:
     """Print a run's metrics; return the exit status."""
     options = parse(EvaluateArguments, arguments, verb="evaluate")
-    run = load(options.workdir, step=options.step, average_checkpoints=options.average_checkpoints)
+    run = load(
+        options.workdir,
+        step=options.step,
+        average_checkpoints=options.average_checkpoints,
+        quantize=options.quantize,
+    )
     metrics, notes = run.evaluate(options.split), make_task(run.experiment).metric_notes
     if options.json:
         print_json({"step": run.step, "split": options.split, **metrics, **notes})
@@ -91,7 +96,7 @@ def run_attention(arguments: list[str]) -> int:
         raise bad_output(options.output)
     if options.one_head and not is_figure:
         raise UsageError("--one-head: is for figures; give an --output that ends with .png")
-    run = load(options.workdir, step=options.step)
+    run = load(options.workdir, step=options.step, quantize=options.quantize)
     view = view_attention(run, options.text, options.target, layer=options.layer, head=options.head)
     view.save(options.output, one_head=options.one_head)
     heads = sum(each.weights.shape[1] for each in view.maps)

@@ -11,7 +11,7 @@ how many of its programs are in flight (`DispatchLimit`).
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -42,6 +42,7 @@ from train.parallel.sharding import (
     optimizer_state_shardings,
     parameter_shardings,
     place_params,
+    place_shapes,
     replicated_sharding,
 )
 from train.state import TrainState, init_state
@@ -49,6 +50,12 @@ from train.step import Batch, Metrics
 from transformer.hardware import Hardware
 from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout
+from transformer.quantization import (
+    axes_of_quantized,
+    has_quantized,
+    quantize_weights,
+    shapes_as_stored,
+)
 
 MAX_PROGRAMS_IN_FLIGHT = 8
 """Unfinished programs allowed when a dispatch returns, where nothing else limits them: enough to
@@ -131,6 +138,7 @@ class Engine:
         # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
         self.lora = make_lora_layout(config.lora, axes)
+        self.quantization = config.lora.quantize
         axes = axes if self.lora is None else self.lora.trainable_axes()
         loss_fn = make_loss_fn(self.model)
         self.train_step = make_train_step(config, loss_fn, axes, self.model.config.d_model)
@@ -229,19 +237,50 @@ class Engine:
         """Return shapes, dtypes and shardings of all parameters of the model."""
         return place_params(self.mesh, self.model, self.model.logical_axes())
 
+    def abstract_base(self) -> Any:
+        """Return shapes, dtypes and shardings of the weights that a LoRA run starts from."""
+        assert self.lora is not None
+        return self.place_quantized(
+            quantize_weights(
+                self.abstract_params(),
+                self.model.logical_axes(),
+                self.quantization,
+                keep=self.lora.trained,
+            )
+        )
+
     def abstract_frozen(self) -> Any:
         """Return shapes, dtypes and shardings of the frozen weights; None without LoRA."""
-        return None if self.lora is None else self.lora.freeze(self.abstract_params())
+        return None if self.lora is None else self.lora.freeze(self.abstract_base())
+
+    def shapes_as_stored(self, stored: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+        """Return shapes, dtypes and shardings of all parameters, as a checkpoint has them.
+
+        Args:
+          stored: Shapes of the checkpoint's arrays, by tree path.
+        """
+        axes = self.model.logical_axes()
+        return self.place_quantized(shapes_as_stored(self.abstract_params(), axes, stored))
+
+    def place_quantized(self, shapes: Any) -> Any:
+        """Return shapes of all parameters, some of which may be quantized, with shardings."""
+        axes = axes_of_quantized(self.model.logical_axes(), shapes)
+        return place_shapes(self.mesh, axes, shapes)
 
     def model_params(self, params: Any) -> Any:
         """Return parameters that the model can be applied to, from those of a state."""
         return params if self.lora is None else self.lora.combine(params, self.frozen)
 
     def merged_params(self, params: Any) -> Any:
-        """Return parameters as the model's `init` does, without low-rank updates."""
+        """Return parameters without low-rank updates: as the model's `init` does.
+
+        A quantized base keeps the updates beside it: merged, it would take the memory of floats,
+        or be rounded once more.
+        """
         if self.lora is None:
             return params
-        return jax.jit(merge_weights)(self.model_params(params))
+        combined = self.model_params(params)
+        return combined if has_quantized(self.frozen) else jax.jit(merge_weights)(combined)
 
 
 def place_state(

@@ -6,6 +6,7 @@ from typing import Any
 from train.errors import UsageError
 from train.settings import Settings
 from transformer.lora import LoRALayout
+from transformer.quantization import Quantization
 from transformer.validation import NonNegativeInt, PositiveFloat
 
 NEW = "new"
@@ -26,6 +27,9 @@ class LoRAConfig(Settings, part="lora"):
     train_fully: tuple[str, ...] = (NEW,)
     """Other weights to train in full, by tree path with * and ? as in file names: head,
     */mixer_norm. new: those that the source of the weights lacks, such as a classifier's head."""
+    quantize: Quantization = "none"
+    """Frozen matrices of the layers in few bits: int8, or int4 by groups of 64 inputs. none: as
+    floats. Matrices of a packed import (GPTQ, AWQ, MXFP4) stay packed with either."""
 
     def __post_init__(self) -> None:
         for name in ("targets", "train_fully"):

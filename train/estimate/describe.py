@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 from rich.console import Console, RenderableType
@@ -30,8 +30,10 @@ from transformer.parameter_counts import (
     count_parameters,
     estimate_parameters,
     layer_mixers,
+    weight_bytes,
 )
 from transformer.precision import Precision
+from transformer.quantization import Quantization
 
 SEQUENCE_LENGTHS = (128, 512, 2048, 8192, 32768)
 """Sequence lengths of the FLOPs table, in addition to the experiment's own length."""
@@ -218,6 +220,12 @@ class Description:
         """
         return count_decoding_variants(self.quantities.model, self.quantities.sequence_length)
 
+    @functools.cached_property
+    def weight_bytes(self) -> dict[Quantization, int]:
+        """Return the bytes of all weights for inference, by `quantize`."""
+        model = self.quantities.model
+        return {kind: weight_bytes(model, kind) for kind in get_args(Quantization)}
+
     @property
     def attention_traffic(self) -> AttentionTraffic:
         return flops.attention_traffic(self.quantities.model, self.quantities.sequence_length)
@@ -251,6 +259,7 @@ class Description:
                 "total": self.memory.total,
                 "optimizer_kind": self.experiment.optimizer.kind,
             },
+            "inference_weight_bytes": self.weight_bytes,
             "textbook_activations": self.textbook._asdict(),
             "state_bytes_by_optimizer": [each.as_dict() for each in self.optimizer_states],
             "compiler_bytes": self.compiled and self.compiled.as_dict(),
@@ -410,7 +419,11 @@ def _memory_tables(description: Description) -> Iterable[RenderableType]:
         f", {format_bytes(textbook.bytes)} in {config.precision.compute}; in 16 bits, "
         f"L·(34 B·T·D + 5 B·N·T²): {format_bytes(textbook.sixteen_bit_bytes)}. Logits of the "
         f"whole batch, 2 B·T·V in float32: {format_bytes(textbook.logits_bytes)}. Weights alone, "
-        f"for inference: {format_bytes(memory.weights)}.[/dim]"
+        f"for inference: {format_bytes(description.weight_bytes['none'])}; with --quantize "
+        + " or ".join(
+            f"{kind} {format_bytes(description.weight_bytes[kind])}" for kind in ("int8", "int4")
+        )
+        + ".[/dim]"
     )
     yield ""
     yield from _optimizer_table(description)

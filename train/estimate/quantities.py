@@ -36,6 +36,7 @@ from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.models.stack import RematPolicy
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
+from transformer.quantization import axes_of_quantized, quantize_weights
 
 
 class Candidate(NamedTuple):
@@ -115,8 +116,10 @@ class StateShapes(NamedTuple):
         axes, frozen, frozen_axes = abstract_parameters(model).axes, None, None
         lora = make_lora_layout(experiment.lora, axes)
         if lora is not None:
-            frozen = lora.freeze(abstract_parameters(model).shapes)
-            axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
+            shapes, kind = abstract_parameters(model).shapes, experiment.lora.quantize
+            frozen = lora.freeze(quantize_weights(shapes, axes, kind, keep=lora.trained))
+            frozen_axes = axes_of_quantized(lora.frozen_axes(), frozen)
+            axes = lora.trainable_axes()
         init = functools.partial(
             init_state,
             experiment.seed,

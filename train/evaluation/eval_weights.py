@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from train.checkpoint.manager import (
     CheckpointManager,
@@ -24,6 +25,7 @@ from train.errors import UsageError, UserError, printable
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
 from train.state import TrainState
+from transformer.quantization import Quantization, has_quantized, quantize_weights
 
 _MAX_ATTEMPTS = 10
 """Attempts to read while the run trains on and deletes old checkpoints."""
@@ -50,6 +52,7 @@ def load_eval_weights(
     average_checkpoints: int | None = None,
     check: Callable[[int, dict[str, Any]], None] | None = None,
     merged: bool = True,
+    quantize: Quantization = "none",
 ) -> EvalWeights:
     """Load the weights of a run to evaluate: those of `step`, or as the settings say.
 
@@ -57,6 +60,7 @@ def load_eval_weights(
     again. An average is of `step` or the newest checkpoint, and of those before it at multiples of
     `checkpoint.every`. `check` is called with the step and the metadata of each, and raises if the
     checkpoint is of another run. Not `merged`, a LoRA run gives its trainable tree alone.
+    `quantize` is how the matrices of the layers are held; those of a packed import stay.
 
     Raises:
       UserError: A checkpoint is missing, too few can be averaged, or none is valid.
@@ -69,9 +73,14 @@ def load_eval_weights(
         if check is not None:
             for each in steps:
                 check(each, checkpoints.read_metadata(each))
+        if engine.lora is None:
+            return EvalWeights(_restore_model(checkpoints, engine, steps, quantize), steps)
         # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
-        params = _restore_mean(checkpoints, engine, steps)
-        return EvalWeights(engine.merged_params(params) if merged else params, steps)
+        params = _restore_mean(checkpoints, steps, *_stored_tree(engine))
+        if merged:
+            params = engine.merged_params(params)
+            params = quantize_weights(params, engine.model.logical_axes(), quantize)
+        return EvalWeights(params, steps)
 
     for _ in range(_MAX_ATTEMPTS):
         before = checkpoints.steps()
@@ -139,18 +148,44 @@ def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: 
     return [*due[max(0, len(due) - count + 1) :], newest]
 
 
-def _restore_mean(checkpoints: CheckpointManager, engine: Engine, steps: list[int]) -> Any:
-    """Return the mean of the weights of several steps, summed in float32, in their own dtype."""
+def _restore_model(
+    checkpoints: CheckpointManager, engine: Engine, steps: list[int], quantize: Quantization
+) -> Any:
+    """Return the weights of a run without LoRA, quantized if asked for."""
+    name, abstract, dtypes = _stored_tree(engine)
+    packed = engine.shapes_as_stored(checkpoints.read_shapes(steps[0], name))
+    if has_quantized(packed):  # an import, which has one step
+        return checkpoints.restore_subtree(steps[0], name, packed)
+    if quantize == "none":
+        return _restore_mean(checkpoints, steps, name, abstract, dtypes)
+    # One matrix at a time: the devices never hold the model in floats.
+    axes, flat_dtypes = flatten_dict(engine.model.logical_axes()), flatten_dict(dtypes)
+    params = {}
+    for path, shape in flatten_dict(abstract).items():
+        trees = (unflatten_dict({path: leaf}) for leaf in (shape, flat_dtypes[path]))
+        part = _restore_mean(checkpoints, steps, name, *trees)
+        params |= flatten_dict(quantize_weights(part, unflatten_dict({path: axes[path]}), quantize))
+    return unflatten_dict(params)
+
+
+def _stored_tree(engine: Engine) -> tuple[str, Any, Any]:
+    """Return the field of a state to evaluate, its shapes, and those of the parameters."""
     shapes = engine.abstract_state()
     name = "params" if shapes.ema is None else "ema"
-    abstract = getattr(shapes, name)
+    return name, getattr(shapes, name), shapes.params
+
+
+def _restore_mean(
+    checkpoints: CheckpointManager, steps: list[int], name: str, abstract: Any, dtypes: Any
+) -> Any:
+    """Return the mean of a tree of several steps, summed in float32, in the dtypes of another."""
     total = checkpoints.restore_subtree(steps[0], name, abstract)
     if len(steps) > 1:
         total = _cast_like(total, abstract, jnp.float32)
         for step in steps[1:]:
             total = _add(total, checkpoints.restore_subtree(step, name, abstract))
         total = _divide(total, np.float32(len(steps)))
-    return _cast_like(total, shapes.params)
+    return _cast_like(total, dtypes)
 
 
 # One program for a whole tree. A program for each leaf would put as many in flight as the tree has

@@ -23,6 +23,7 @@ from transformer.interop.families import express
 from transformer.interop.fields import GENERATION, InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model
 from transformer.interop.weight_files import read_json
+from transformer.layers.low_rank import merge_weights
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.heads import Classifier, QuestionAnswerer, Tagger
 from transformer.models.language_model import LanguageModel
@@ -87,6 +88,7 @@ def export_run(
             else:
                 if weights == "base":
                     run = dataclasses.replace(run, params=base_params(run), step=0)
+                run = dataclasses.replace(run, params=merge_weights(run.params))
                 model_type = _write_run(run, partial, family, dtype, max_shard_bytes)
             if target.exists():
                 target.rmdir()
@@ -100,7 +102,7 @@ def _write_run(run: Run, folder: Path, family: str, dtype: str, max_shard_bytes:
     """Write weights, settings and tokenizer to a folder; return the `model_type`."""
     source = run.folder.pretrained / "config.json"
     # The dtype is that of the weights that are written, which may differ from the import's.
-    decided_here = {"torch_dtype", "dtype"}
+    decided_here = {"torch_dtype", "dtype", "quantization_config", "compression_config"}
     if run.labels:  # those of the import may be others
         decided_here |= {"id2label", "label2id", "num_labels", "problem_type"}
     fields = {

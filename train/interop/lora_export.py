@@ -19,6 +19,7 @@ from train.run_folder.run_config import read_experiment, write_run_files
 from train.telemetry.event_log import EventLog
 from train.warm_start.sources import copy_as, copy_pretrained_files
 from transformer.interop.peft import write_adapter
+from transformer.layers.low_rank import merge_weights
 
 
 def export_adapter(run: Run, folder: Path, *, family: str = "", dtype: str = "") -> str:
@@ -94,7 +95,8 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
         "corpus": corpus,
         "best": {},
     }
-    state = engine.init(jax.tree.map(copy_as, run.params, engine.abstract_state().params))
+    params = merge_weights(run.params)
+    state = engine.init(jax.tree.map(copy_as, params, engine.abstract_state().params))
     with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
         if folder.config_json.exists() or checkpoints.steps():
             raise UserError(f"workdir {target}: holds a run already; give a new folder")

@@ -114,6 +114,11 @@ def init_on_devices(init: Callable[..., Any], abstract: Any, params: Any = None)
 def place_params(mesh: Mesh, model: Model, logical_axes: Any) -> Any:
     """Return shapes and dtypes of a model's parameters, with the sharding of each."""
     shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+    return place_shapes(mesh, logical_axes, shapes)
+
+
+def place_shapes(mesh: Mesh, logical_axes: Any, shapes: Any) -> Any:
+    """Return shapes of parameters with the sharding of each."""
     shardings = parameter_shardings(mesh, logical_axes, shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -44,7 +44,8 @@ def load_base(folder: RunFolder, engine: Engine) -> Any:
                 f"{folder.base_weights}: holds no base weights of this LoRA run; restore what fit "
                 "saved"
             )
-        return checkpoints.restore_subtree(_STEP, "params", engine.abstract_params())
+        shapes = engine.shapes_as_stored(checkpoints.read_shapes(_STEP, "params"))
+        return checkpoints.restore_subtree(_STEP, "params", shapes)
 
 
 def attach_base(

@@ -19,10 +19,12 @@ from train.engines.engine import Engine
 from train.engines.lora import NEW, LoRAConfig
 from train.errors import UserError
 from train.experiment import Experiment
+from train.parallel.sharding import parameter_shardings
 from train.run_folder.base_weights import load_base, load_start, save_base
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.warm_start.sources import (
+    PlaceWeight,
     WarmStart,
     WarmStartReport,
     chosen_names,
@@ -33,9 +35,11 @@ from train.warm_start.sources import (
 from transformer.hardware import Hardware
 from transformer.interop.fields import InteropError
 from transformer.interop.peft import Adapter, read_adapter
+from transformer.layers.quantized import QuantizedWeight, quantized_axes
 from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import abstract_parameters
+from transformer.quantization import quantize_leaf
 
 
 def resolve_lora(
@@ -126,7 +130,11 @@ def start_from_base(
         params = load_base(folder, engine)
     else:
         params, report = merge_params(
-            engine.abstract_params(), seeded_weights(engine.model, seed), warm_start, tokenizer
+            engine.abstract_params(),
+            seeded_weights(engine.model, seed),
+            warm_start,
+            tokenizer,
+            base_placement(engine),
         )
     assert engine.lora is not None
     engine.frozen = engine.lora.freeze(params)
@@ -144,6 +152,25 @@ def start_from_base(
     if warm_start is not None:
         save_base(folder, params, trainable)
     return state.replace(params=trainable, ema=ema), report
+
+
+def base_placement(engine: Engine) -> PlaceWeight:
+    """Return a function that puts base weights on their devices, quantized as the settings say.
+
+    Matrices go there one after the other, and packed ones of an import stay packed.
+    """
+    base, axes = flatten_dict(engine.abstract_base()), flatten_dict(engine.model.logical_axes())
+
+    def place(name: str, value: Any, like: jax.ShapeDtypeStruct) -> Any:
+        path = tuple(name.split("/"))
+        if not isinstance(base[path], QuantizedWeight):
+            return copy_as(value, like)
+        if not isinstance(value, QuantizedWeight):
+            value = quantize_leaf(copy_as(value, like), axes[path], engine.quantization)
+        sharding = parameter_shardings(engine.mesh, quantized_axes(value, axes[path]), value)
+        return jax.device_put(value, sharding)
+
+    return place
 
 
 def read_run_adapter(source: str, model: Model, model_type: str) -> Adapter:
@@ -171,7 +198,7 @@ def adapter_settings(adapter: Adapter, requested: LoRAConfig, source: str) -> Lo
     if requested.rank not in (0, rank):
         raise UserError(f"lora.rank {requested.rank}: {source} has rank {rank}; leave it out")
     names = (*adapter.trained, *(x for x in requested.train_fully if x not in adapter.trained))
-    return LoRAConfig(rank, adapter.alpha, adapter.targets, names)
+    return LoRAConfig(rank, adapter.alpha, adapter.targets, names, requested.quantize)
 
 
 def unused_settings(requested: LoRAConfig, used: LoRAConfig) -> Iterator[str]:

@@ -32,6 +32,8 @@ from train.warm_start.word_vectors import (
     read_word_vectors,
     rows_of_words,
 )
+from transformer.layers.low_rank import LowRankWeight, merge_weight
+from transformer.layers.quantized import QuantizedWeight
 from transformer.lora import matches_pattern
 from transformer.models.model import Model
 
@@ -248,6 +250,10 @@ DrawWeights = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, jax.Array
 """Function from shapes by tree path to initial values, placed as the shapes say."""
 
 
+PlaceWeight = Callable[[str, Any, jax.ShapeDtypeStruct], Any]
+"""Function from the tree path of a weight, its value and its shape to the weight on its devices."""
+
+
 def seeded_weights(model: Model, seed: int) -> DrawWeights:
     """Return a function that draws some of the weights with which a run of this seed begins."""
 
@@ -267,7 +273,11 @@ def seeded_weights(model: Model, seed: int) -> DrawWeights:
 
 
 def merge_params(
-    shapes: Any, draw: DrawWeights, warm_start: WarmStart, tokenizer: Tokenizer | None
+    shapes: Any,
+    draw: DrawWeights,
+    warm_start: WarmStart,
+    tokenizer: Tokenizer | None,
+    place: PlaceWeight = lambda name, value, like: copy_as(value, like),
 ) -> tuple[Any, WarmStartReport]:
     """Return the parameters of a model with values of the source, and a report.
 
@@ -303,7 +313,7 @@ def merge_params(
                 value = copy_scaled(table, value, shared[name], warm_start.source)
             else:
                 value = _copy_rows(table, np.asarray(value), shared[name], axis)
-        merged[name] = copy_as(value, own[name])
+        merged[name] = place(name, value, own[name])
     params = jax.tree.unflatten(jax.tree.structure(shapes), [merged[name] for name in own])
     resized = {name: len(rows) for name, rows in shared.items()}
     return params, WarmStartReport(tuple(taken), left, new, resized)
@@ -339,8 +349,9 @@ def _shorten(names: tuple[str, ...], all_names: int = 4) -> str:
 def copy_as(value: Any, like: Any) -> jax.Array:
     """Return a copy of an array with the dtype and sharding of another: the step donates it.
 
-    Of a NumPy array each device gets its shard alone.
+    Of a NumPy array each device gets its shard alone. Quantized weights become arrays.
     """
+    value = merge_weight(value)
     if isinstance(value, jax.Array):
         return jax.device_put(jnp.array(value, like.dtype), like.sharding)
     # Copied, because a CPU device would use NumPy's memory, which the donation gives away.
@@ -352,8 +363,12 @@ def copy_as(value: Any, like: Any) -> jax.Array:
 def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
     """Return the arrays of the source by tree path: on the host, if they are no JAX arrays."""
     arrays: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(warm_start.params):
+    is_weight = lambda leaf: isinstance(leaf, LowRankWeight | QuantizedWeight)  # noqa: E731
+    for path, leaf in jax.tree_util.tree_leaves_with_path(warm_start.params, is_leaf=is_weight):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if is_weight(leaf):
+            arrays[name] = leaf
+            continue
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
             raise UserError(

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from huggingface_hub import split_state_dict_into_shards_factory
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from transformer.hardware import Hardware
 from transformer.interop.families import MODELS, express, find_architecture
@@ -31,6 +32,7 @@ from transformer.interop.multimodal import (
     read_text_config,
     text_tensor_name,
 )
+from transformer.interop.packed_weights import PARTS, Packing, read_packing
 from transformer.interop.weight_files import (
     INDEX,
     WEIGHT_DTYPES,
@@ -43,10 +45,12 @@ from transformer.interop.weight_files import (
 )
 from transformer.interop.weight_map import (
     Array,
+    Leaf,
     arrays_by_path,
     model_leaves,
     model_tensors,
 )
+from transformer.layers.quantized import QuantizedWeight
 from transformer.models.config import TransformerConfig
 from transformer.models.heads import Classifier, Pooling, Tagger
 from transformer.models.model import Model
@@ -76,6 +80,8 @@ class PretrainedConfig(NamedTuple):
     """Pooling of a classifier."""
     end_token: int | None = None
     """`Classifier.end_token`."""
+    packing: Packing | None = None
+    """How the weights are packed, if they are."""
 
     def make_model(self, hardware: Hardware | None = None) -> Model:
         """Return the model of this config."""
@@ -149,14 +155,8 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     )
     if multimodal:
         other_head = other_class(names)
-    for name in ("quantization_config", "compression_config"):
-        if packed := whole.get(name):
-            method = packed.get("quant_method", "") if isinstance(packed, dict) else packed
-            raise InteropError(
-                f"{source}: {name} {method}: packed weights are not supported; where transformers "
-                "is installed, load the model unpacked (gpt-oss: quantization_config="
-                "Mxfp4Config(dequantize=True)), and save_pretrained it in bfloat16"
-            )
+    packed = whole.get("quantization_config") or whole.get("compression_config")
+    packing = read_packing(packed, source) if packed else None
     fields = Fields(values, source, str(model_type))
     try:
         config = architecture.with_pooler(family.read_config(fields))
@@ -170,7 +170,16 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     config = dataclasses.replace(config, precision=precision or Precision())
     notes = _field_notes(fields.unknown(), family.model_type)
     return PretrainedConfig(
-        config, family, architecture, values, other_head, notes, multimodal, pooling, end_token
+        config,
+        family,
+        architecture,
+        values,
+        other_head,
+        notes,
+        multimodal,
+        pooling,
+        end_token,
+        packing,
     )
 
 
@@ -195,7 +204,7 @@ def read_model(
     Args:
       folder: Folder with config.json and safetensors files.
       precision: Precision policy of the model; default float32. Weights of any dtype are cast to
-        that of the policy's parameters.
+        that of the policy's parameters. Packed matrices become `QuantizedWeight`s as they are.
       shardings: Function from the model to a tree of shardings, one for each parameter. Every
         device gets its own slice. Default: the first local device.
       on_progress: Called after each parameter with the fraction of all weights that it is.
@@ -222,28 +231,63 @@ def read_model(
         drawn = _draw(model, [path for path in leaves if path not in read_paths])
         note = _head_note(pretrained, list(drawn), left_out)
         pretrained = pretrained._replace(notes=(*pretrained.notes, note))
+    if pretrained.packing is not None:
+        tensors = files.unpack(tensors, pretrained.packing)
     files.check(tensors, family)
     dtype = WEIGHT_DTYPES[model.config.precision.parameters]
     by_leaf = places_by_leaf(tensors.values())
     sharding_of = None if shardings is None else arrays_by_path(shardings(model))
     num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
-    params: dict[str, jax.Array] = {}
+
+    def read(leaf: Leaf, dtype: Any, sharding: Any) -> jax.Array:
+        read_shard = functools.partial(read_slice, files, by_leaf[leaf.path], leaf, dtype)
+        if sharding is None:
+            return jax.device_put(read_shard(tuple(map(slice, leaf.padded_shape))))
+        return jax.make_array_from_callback(leaf.padded_shape, sharding, read_shard)
+
+    def read_parts(leaf: Leaf, sharding: Any) -> QuantizedWeight:
+        parts = {}
+        for part in PARTS:
+            if places := by_leaf.get(f"{leaf.path}/{part}"):
+                tensor, number = next(iter(places.values()))
+                each = tensor.leaves[number]
+                placed = None if sharding is None else part_sharding(sharding, leaf, each)
+                parts[part] = read(each, files.dtype(tensor.name), placed)
+        return QuantizedWeight(
+            parts["codes"],
+            parts["scales"],
+            parts.get("zeros"),
+            parts.get("group_of_input"),
+            inputs=leaf.unit_shape[: len(leaf.axes.inputs)],
+            num_outputs=len(leaf.axes.outputs),
+            dtype=dtype.name,
+        )
+
+    params: dict[str, Any] = {}
     for path, leaf in leaves.items():
+        sharding = sharding_of and sharding_of[path]
         if path in drawn:
-            params[path] = jax.device_put(drawn[path], sharding_of and sharding_of[path])
+            params[path] = jax.device_put(drawn[path], sharding)
+        elif path in by_leaf:
+            params[path] = read(leaf, dtype, sharding)
         else:
-            read = functools.partial(read_slice, files, by_leaf[path], leaf, dtype)
-            if sharding_of is None:
-                params[path] = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
-            else:
-                params[path] = jax.make_array_from_callback(
-                    leaf.padded_shape, sharding_of[path], read
-                )
+            params[path] = read_parts(leaf, sharding)
         jax.block_until_ready(params[path])  # before the next one takes memory
         files.release()
         if on_progress is not None:
-            on_progress(params[path].size / num_weights)
+            on_progress(math.prod(leaf.padded_shape) / num_weights)
     return pretrained, unflatten_dict(params, sep="/")
+
+
+def part_sharding(sharding: Sharding, leaf: Leaf, part: Leaf) -> Sharding:
+    """Return the sharding of one array of a packed matrix from that of the matrix."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    split = dict(zip(leaf.axes.names, (*sharding.spec, *(None,) * len(leaf.shape)), strict=False))
+    names: list[Any] = [split[name] for name in part.axes.names]
+    if not part.path.endswith("/codes"):  # groups are whole on each device
+        names[part.num_stacked] = None
+    return NamedSharding(sharding.mesh, PartitionSpec(*names))
 
 
 def _draw(model: Model, paths: list[str]) -> dict[str, jax.Array]:

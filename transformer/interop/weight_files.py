@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from transformer.interop.family import Family
 from transformer.interop.fields import InteropError
+from transformer.interop.packed_weights import PackedPart, Packing, unpack_tensors
 from transformer.interop.weight_map import Array, Leaf, Tensor, Weight
 from transformer.models.config import TransformerConfig
 
@@ -133,7 +134,7 @@ class WeightFiles:
             files = [WEIGHTS]
         else:
             raise _no_weights(folder)
-        stored: dict[str, StoredTensor] = {}
+        stored: dict[str, Any] = {}
         for file in files:
             stored |= open_safetensors(folder / file)
         self.other_parts = [name for name in stored if not name_of(name)]
@@ -142,12 +143,24 @@ class WeightFiles:
         is_bare = not any(name.startswith(family.prefix) for name in stored)
         prefix = family.prefix if is_bare else ""
         self._folder = folder
-        self._stored = {_modern_name(name, prefix): tensor for name, tensor in stored.items()}
+        # StoredTensors, and the PackedParts of packed matrices.
+        self._stored: dict[str, Any] = {
+            _modern_name(name, prefix): tensor for name, tensor in stored.items()
+        }
         self._optional = set[str]()  # names that a model may have no use for
 
     def read(self, name: str) -> Array:
         """Return a tensor as a view of its file."""
         return self._stored[name].read()
+
+    def dtype(self, name: str) -> Any:
+        """Return the dtype of a part of a packed matrix; None of other tensors."""
+        part = self._stored[name]
+        return part.dtype if isinstance(part, PackedPart) else None
+
+    def unpack(self, tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]:
+        """Return the tensors with the parts of packed matrices (see `unpack_tensors`)."""
+        return unpack_tensors(tensors, self._stored, packing, self._folder)
 
     def release(self) -> None:
         """Give back the memory of the pages that were read; views read them again if needed."""
@@ -243,7 +256,8 @@ class WeightFiles:
                     f"{stored.path}: {stored.name} has shape {list(stored.shape)}, and config.json "
                     f"says {list(tensor.shape)}; fetch the config.json that belongs to the file"
                 )
-            stored.read()  # refuses other dtypes before anything is loaded
+            if isinstance(stored, StoredTensor):
+                stored.read()  # refuses other dtypes before anything is loaded
         for name in family.zeros:
             if name in self._stored and np.any(self.read(name)):
                 raise InteropError(

@@ -8,6 +8,7 @@ Axis letters of the project, used in every einsum and every shape annotation:
     H head width       G query heads for each key-value head
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,12 @@ from jaxtyping import Array, Float, Key, Shaped
 
 from transformer.layers.logical_axes import LogicalAxes, with_axes
 from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.quantized import (
+    QuantizedWeight,
+    multiply_codes,
+    multiply_dequantized,
+    order_after,
+)
 from transformer.model_context import Initializer, ModelContext
 
 MAX_WEIGHT_SIZE = 2**44
@@ -85,7 +92,7 @@ def declare_table(
 
 def apply_matrix(
     x: Float[Array, "B T *inputs"],
-    matrix: Float[Array, "..."] | LowRankWeight,  # [*inputs, *outputs]
+    matrix: Float[Array, "..."] | LowRankWeight | QuantizedWeight,  # [*inputs, *outputs]
     num_input_axes: int,
     flatten: bool,
 ) -> Float[Array, "B T *outputs"]:
@@ -97,10 +104,32 @@ def apply_matrix(
         low_rank = apply_matrix(x, matrix.a, num_input_axes, flatten)  # [B, T, rank]
         update = matrix.scale * apply_matrix(low_rank, matrix.b, 1, flatten)
         return apply_matrix(x, matrix.base, num_input_axes, flatten) + update
+    if isinstance(matrix, QuantizedWeight):
+        matrix = order_after(matrix, x) if flatten else matrix
+        # In float32: sums of codes overflow float16.
+        dtype = jnp.float32 if matrix.has_channel_scales else None
+        product = functools.partial(
+            contract, num_input_axes=num_input_axes, flatten=flatten, dtype=dtype
+        )
+        if matrix.has_channel_scales:
+            return multiply_codes(product, x, matrix).astype(x.dtype)
+        return multiply_dequantized(product, x, matrix)
+    return contract(x, matrix, num_input_axes, flatten)
+
+
+def contract(
+    x: Float[Array, "B T *inputs"],
+    matrix: Float[Array, "..."],  # [*inputs, *outputs]
+    num_input_axes: int,
+    flatten: bool,
+    dtype: Any = None,  # of the result
+) -> Float[Array, "B T *outputs"]:
+    """Contract as `apply_matrix` does, with an array."""
     rows = math.prod(matrix.shape[:num_input_axes])
     lead = x.shape[: x.ndim - num_input_axes]
     flat = x.reshape((-1, rows) if flatten else (*lead, rows))
-    return (flat @ matrix.reshape(rows, -1)).reshape(*lead, *matrix.shape[num_input_axes:])
+    y = jnp.matmul(flat, matrix.reshape(rows, -1), preferred_element_type=dtype)
+    return y.reshape(*lead, *matrix.shape[num_input_axes:])
 
 
 def apply_linear(

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from transformer.layers.quantized import QuantizedWeight, dequantize_weight
+
 
 class LowRankWeight(struct.PyTreeNode):
     """A matrix with a trainable low-rank update: W + s A B (section 4.1).
@@ -18,7 +20,7 @@ class LowRankWeight(struct.PyTreeNode):
     experts).
     """
 
-    base: Float[Array, "..."]  # [*stack, *inputs, *outputs]
+    base: Float[Array, "..."] | QuantizedWeight  # [*stack, *inputs, *outputs]
     a: Float[Array, "..."]  # [*stack, *inputs, rank]
     b: Float[Array, "..."]  # [*stack, rank, *outputs]
     scale: float = struct.field(pytree_node=False)  # s
@@ -41,21 +43,26 @@ class LowRankWeight(struct.PyTreeNode):
 
     def merge(self) -> jax.Array:
         """Return W + s A B, added in float32, in the dtype of W."""
-        stack = self.a.ndim + self.b.ndim - self.base.ndim - 2  # number of stack axes
-        lead = self.base.shape[:stack]
+        stack = self.a.ndim + self.b.ndim - len(self.shape) - 2  # number of stack axes
+        lead = self.shape[:stack]
         rank, rows = self.a.shape[-1], math.prod(self.a.shape[stack:-1])
         a = self.a.astype(jnp.float32).reshape(*lead, rows, rank)
         b = self.b.astype(jnp.float32).reshape(*lead, rank, -1)
         # "highest": a TPU, or a GPU with TF32, would round the inputs of the product.
-        update = jnp.matmul(a, b, precision="highest").reshape(self.base.shape)
-        return (self.base.astype(jnp.float32) + self.scale * update).astype(self.base.dtype)
+        update = jnp.matmul(a, b, precision="highest").reshape(self.shape)
+        base = dequantize_weight(self.base.astype(jnp.float32))
+        return (base + self.scale * update).astype(self.dtype)
 
 
 def merge_weight(weight: Any) -> Any:
-    """Return a `LowRankWeight` as one matrix, and any other weight as it is."""
-    return weight.merge() if isinstance(weight, LowRankWeight) else weight
+    """Return a `LowRankWeight` or `QuantizedWeight` as one matrix, and others as they are."""
+    return weight.merge() if isinstance(weight, LowRankWeight) else dequantize_weight(weight)
 
 
 def merge_weights(params: Any) -> Any:
-    """Return parameters with every `LowRankWeight` merged into one matrix."""
-    return jax.tree.map(merge_weight, params, is_leaf=lambda leaf: isinstance(leaf, LowRankWeight))
+    """Return parameters with arrays alone: low-rank updates merged, codes dequantized."""
+    return jax.tree.map(
+        merge_weight,
+        params,
+        is_leaf=lambda leaf: isinstance(leaf, LowRankWeight | QuantizedWeight),
+    )

@@ -31,6 +31,7 @@ from transformer.layers.moe_dispatch import (
     router_z_loss,
     selection_bias_loss,
 )
+from transformer.layers.quantized import QuantizedWeight, multiply_dequantized, order_after
 from transformer.model_context import ModelContext
 from transformer.taps import NO_OUTPUTS, Outputs
 from transformer.validation import Bounds, NonNegativeFloat, PositiveInt, Settings
@@ -285,7 +286,8 @@ class MixtureOfExperts(nn.Module):
             ),
             dtype=context.precision.parameters,
         )
-        rows = multiply_rows(dispatcher, rows, matrices.astype(rows.dtype))
+        matrices = matrices.astype(rows.dtype)
+        rows = multiply_rows(dispatcher, rows, matrices, in_order=context.flatten_tokens)
         if not self.config.expert.bias:
             return rows
         # Biases belong to experts, not to tokens: they are spread over rows as the tokens were.
@@ -303,14 +305,19 @@ class MixtureOfExperts(nn.Module):
 def multiply_rows(
     dispatcher: TokenDispatcher,
     rows: jax.Array,
-    matrices: Float[Array, "E D F"] | LowRankWeight,
+    matrices: Float[Array, "E D F"] | LowRankWeight | QuantizedWeight,
+    *,
+    in_order: bool = False,  # read codes after the rows are computed: see `order_after`
 ) -> jax.Array:
     """Multiply rows with the matrices of their experts."""
-    if not isinstance(matrices, LowRankWeight):
-        return dispatcher.matmul(rows, matrices)
-    low_rank = dispatcher.matmul(rows, matrices.a)
-    update = matrices.scale * dispatcher.matmul(low_rank, matrices.b)
-    return dispatcher.matmul(rows, matrices.base) + update
+    if isinstance(matrices, LowRankWeight):
+        low_rank = dispatcher.matmul(rows, matrices.a)
+        update = matrices.scale * dispatcher.matmul(low_rank, matrices.b)
+        return multiply_rows(dispatcher, rows, matrices.base, in_order=in_order) + update
+    if isinstance(matrices, QuantizedWeight):
+        matrices = order_after(matrices, rows) if in_order else matrices
+        return multiply_dequantized(dispatcher.matmul, rows, matrices)
+    return dispatcher.matmul(rows, matrices)
 
 
 def choose_dispatcher(

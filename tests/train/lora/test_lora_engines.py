@@ -22,9 +22,11 @@ from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.describe import describe
 from train.parallel.mesh import MeshConfig
+from train.parallel.sharding import leaf_shardings
 from train.run_folder.base_weights import BASE_KEY, base_digest, check_base
 from train.run_folder.folder import RunFolder
 from transformer import Hardware, Precision
+from transformer.quantization import quantize_weights
 
 VOCAB, STEPS = 30, 3
 
@@ -44,7 +46,9 @@ def trained(engine: Engine) -> Any:
     assert engine.lora is not None
     placed = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
     params = jax.jit(engine.model.init_params)(jax.random.key(5))
-    engine.frozen = engine.lora.freeze(params)
+    params = quantize_weights(params, engine.model.logical_axes(), engine.quantization)
+    shardings = leaf_shardings(engine.abstract_frozen())
+    engine.frozen = jax.device_put(engine.lora.freeze(params), shardings)
     state = jax.device_put(engine.init(), placed)
     for cursor in range(STEPS):
         rows = random_rows(8, VOCAB, cursor=cursor)
@@ -72,6 +76,20 @@ def test_eight_devices_equal_one(
 ) -> None:
     eight = trained(make_engine(make_experiment(tmp_path, **changes), Hardware(count=8)))
     assert_close(eight, on_one_device, 1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_shards_of_a_quantized_base_equal_one_device(tmp_path: Path, kind: Any) -> None:
+    lora, mesh = (
+        LoRAConfig(2, targets=("all",), quantize=kind),
+        MeshConfig(data=1, fsdp=4, tensor=2),
+    )
+    engine = make_engine(make_experiment(tmp_path, lora=lora, mesh=mesh), Hardware(count=8))
+    query = engine.abstract_frozen()["layers"]["place_0"]["mixer"]["query"]
+    assert query.codes.sharding.spec[1:3] == (("fsdp",), ("tensor",))
+    one = trained(make_engine(make_experiment(tmp_path, lora=lora), Hardware()))
+    assert_close(trained(engine), one, 1e-4)
 
 
 @pytest.mark.full

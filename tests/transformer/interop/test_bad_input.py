@@ -90,7 +90,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("llama-grouped", {"num_key_value_heads": float("inf")}, "num_key_value_heads"),
         ("llama-grouped", {"num_attention_heads": 5}, "num_kv_heads|num_attention_heads"),
         ("llama-grouped", {"intermediate_size": 44}, r"has shape \[.*config.json says \[.*44"),
-        ("gptoss-clamped", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4: packed"),
         ("gptoss-clamped", {"num_experts_per_tok": 1}, "normalize_gates"),
         ("bigbird-mlm", {"attention_type": "block_sparse"}, "only 'original_full'"),
         ("longformer-mlm", {"attention_window": [4, 3]}, r"attention_window \[4, 3\]"),

@@ -9,8 +9,8 @@ from transformer.attention.full import AttentionConfig
 from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.scores import ScaledDotScore
 from transformer.attention.variants.gated_delta import GatedDeltaConfig
-from transformer.attention.variants.mamba2 import Mamba2Config
 from transformer.attention.variants.latent_attention import LatentAttentionConfig
+from transformer.attention.variants.mamba2 import Mamba2Config
 from transformer.interop.bert import (
     ALBERT,
     BERT,

@@ -18,6 +18,7 @@ import json
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -33,30 +34,34 @@ class Recorder:
 
     def __init__(self, is_entry: Callable[[CodeType], bool]) -> None:
         self._is_entry = is_entry
-        self._depth = 0
+        self._depths: dict[int, int] = {}  # by thread
         self.files: list[str] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGES):
             return
+        thread = threading.get_ident()
+        depth = self._depths.get(thread, 0)
         if event == "call":
-            self._depth += self._is_entry(code)
+            self._depths[thread] = depth = depth + self._is_entry(code)
             name = str(Path(code.co_filename).relative_to(ROOT))
-            if self._depth and code.co_name != "<module>" and name not in self.files:
+            if depth and code.co_name != "<module>" and name not in self.files:
                 self.files.append(name)
-        elif event == "return" and self._depth:
-            self._depth -= self._is_entry(code)
+        elif event == "return" and depth:
+            self._depths[thread] = depth - self._is_entry(code)
 
 
 def record(run: Callable[[], Any], is_entry: Callable[[CodeType], bool]) -> list[str]:
     """Return the files that `run` enters, from the first function on that `is_entry` tells."""
     recorder = Recorder(is_entry)
+    threading.setprofile(recorder)  # the step may be compiled in a thread of its own
     sys.setprofile(recorder)
     try:
         run()
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
     return recorder.files
 
 
@@ -103,8 +108,8 @@ def training_paths(folder: Path) -> tuple[list[str], list[str]]:
     step = record(
         lambda: train.fit(experiment, workdir, quiet=True),
         lambda code: (
-            code.co_filename.endswith("train/engines/engine.py")
-            and code.co_name in ("put_batch", "step")
+            (Path(code.co_filename).name, code.co_name)
+            in (("engine.py", "put_batch"), ("engine.py", "step"), ("compiled_step.py", "_compile"))
         ),
     )
     resume = record(

@@ -80,7 +80,7 @@ def write_at_positions(
         )
 
     def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-        index = (*(0,) * (row.ndim - 2), start, 0)
+        index: tuple[Any, ...] = (*(0,) * (row.ndim - 2), start, 0)
         return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), index)
 
     # One slice for each row: positions are consecutive, and examples stand at different ones.

@@ -103,7 +103,7 @@ def test_gradient_of_the_selection_bias_is_the_load() -> None:
     x = normal(1, B, T, D)
 
     def total(params: Any, outputs: Any) -> Any:
-        output = module.apply({"params": params}, x, token_mask=REAL, outputs=outputs)
+        output: Any = module.apply({"params": params}, x, token_mask=REAL, outputs=outputs)
         return jnp.sum(output.y) + output.aux.get("loss/load_balance", 0.0)
 
     gradient = jax.jit(jax.grad(total), static_argnums=1)

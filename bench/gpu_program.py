@@ -1,12 +1,14 @@
-"""Decoding step compiled for a GPU, which need not be here, and read: its kernels and their bytes.
+"""A step compiled for a GPU, which need not be here, and read: its kernels and their bytes.
 
     python -m bench.gpu_program [--target h200:1] [--batch 1 2 8]
+    python -m bench.gpu_program --train gpt2 --batch 32
 
-Each token runs the body of one loop. A kernel reads its operands from memory and writes its
-results, but of an operand that it slices the slice alone. Beside the sum stands what no program can
-avoid: every weight and every cached key and value, once. XLA tunes nothing without the GPU, so the
-kernels of matrix products may be others there. Needs JAX's compiler for the target
-(`pip install 'jax[cuda13]'`).
+A kernel reads its operands from memory and writes its results, but of an operand that it slices the
+slice alone. For a token of decoding, the body of one loop, what no program can avoid stands beside
+the sum: every weight and every cached key and value, once. A training step is shown by kind of
+kernel and the part of the model that it belongs to, without the loops over chunks of the loss. XLA
+tunes nothing without the GPU, so the kernels of matrix products may be others there. Needs JAX's
+compiler for the target (`pip install 'jax[cuda13]'`).
 """
 
 import dataclasses
@@ -25,6 +27,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
+from train.config.experiment_files import find_experiment
+from train.config.resolve import resolve_precision
+from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.compile import compile_step
 from train.estimate.target import parse_target, target_devices
 from transformer import (
     AttentionConfig,
@@ -43,9 +49,11 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Compile a decoding step of GPT-2 in bfloat16 and read it."""
+    """Compile a decoding step of GPT-2 in bfloat16, or a training step, and read it."""
 
     target: str = "h200:1"
+    train: str = ""
+    """Config whose training step is read; none: the decoding step of the model below."""
     batch: tuple[int, ...] = (1, 8)
     layers: int = 12
     width: int = 768
@@ -134,6 +142,31 @@ def size_of(shape: str) -> int:
     )
 
 
+def training_program(options: Options, batch: int) -> str:
+    """Return the compiled HLO of a training step, with all rows in one microbatch."""
+    target = parse_target(options.target)
+    experiment = resolve_precision(find_experiment(options.train), target.hardware)
+    # That of a tokenizer which is not trained here.
+    size = experiment.model.vocab_size or options.vocabulary
+    experiment, _ = resolve_sizes(
+        dataclasses.replace(
+            experiment,
+            model=dataclasses.replace(experiment.model, vocab_size=size),
+            batch_size=batch,
+            grad_accum_steps=1,
+        )
+    )
+    return compile_step(experiment, target).program.as_text() or ""
+
+
+def kernels_of_entry(text: str) -> list[Kernel]:
+    """Return the kernels of a program, without those of loops."""
+    entry = re.search(r"ENTRY %?([\w.\-]+)", text)
+    assert entry is not None
+    parts = computations(text)
+    return list(_kernels(parts[entry[1]], parts))
+
+
 def kernels_of_loop(text: str) -> list[Kernel]:
     """Return the kernels of the longest loop of a program."""
     parts = computations(text)
@@ -183,9 +216,35 @@ def _fusion_bytes(lines: Sequence[str], operands: list[int], written: int) -> tu
     return operands, max(written, 0)
 
 
+def show_training(options: Options, console: Console) -> None:
+    """Print the kernels of a training step for each batch size."""
+    for batch in options.batch:
+        kernels = kernels_of_entry(training_program(options, batch))
+        total = sum(kernel.num_bytes for kernel in kernels)
+        count: Counter[tuple[str, str]] = Counter()
+        num_bytes: Counter[tuple[str, str]] = Counter()
+        for kernel in kernels:
+            name = re.search(r'op_name="([^"]*)"', kernel.text)
+            part = re.findall(r"feed_forward|mixer|cross|norm|layers", name[1] if name else "")
+            target = re.search(r'custom_call_target="(\w+)', kernel.text)
+            key = (target[1] if target else kernel.kind, part[-1] if part else "")
+            count[key] += 1
+            num_bytes[key] += kernel.num_bytes
+        title = f"{options.train}, {batch} rows, {options.target}: {len(kernels)} kernels"
+        grid = Table(title=f"{title}, {total / 1e9:.1f} GB")
+        for heading in ("kernel", "part", "number", "GB"):
+            grid.add_column(heading)
+        for key, size in num_bytes.most_common(20):
+            grid.add_row(*key, str(count[key]), f"{size / 1e9:.2f}")
+        console.print(grid)
+
+
 def main(options: Options) -> None:
     """Print the number of kernels and their bytes for each batch size."""
     console = Console()
+    if options.train:
+        show_training(options, console)
+        return
     grid = Table(title=f"a token of {options.layers} x {options.width}, {options.target}, bfloat16")
     for heading in ("batch", "weights", "kernels", "bytes", "of the least", "most bytes"):
         grid.add_column(heading)

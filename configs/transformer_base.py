@@ -22,6 +22,7 @@ from transformer import (
     FeedForwardConfig,
     Initialization,
     NormConfig,
+    Precision,
     SinusoidalPositions,
     TransformerConfig,
 )
@@ -57,6 +58,7 @@ def transformer_model(
         encoder=EncoderConfig(num_layers=num_layers, layer_pattern=(block,), final_norm=None),
         final_norm=None,
         embedding_dropout=dropout,
+        precision=Precision.parse("bfloat16"),
         # Fan-in for matrices; embeddings are of unit size once they are multiplied by sqrt(D).
         initialization=Initialization(std=0, embedding_std=width**-0.5, depth_scaled=False),
     )

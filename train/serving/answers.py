@@ -238,8 +238,10 @@ class Generator:
         scanner = StopScanner(stops, on_text)
         text = GeneratedText(self._tokenizer, prompt, scanner.push)
         try:
-            for token in generation.new_tokens(check_client):
-                text.push([token])
+            for tokens in generation.new_tokens(check_client):
+                # One at a time where a string may end the text: those behind it do not count.
+                for part in [[token] for token in tokens] if stops else [tokens]:
+                    text.push(part)
             text.stopped = generation.stopped
         except StopCompletionError:
             generation.cancelled = True

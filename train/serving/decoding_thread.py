@@ -52,8 +52,8 @@ class Generation(BatchRow):
     cancelled: bool = False
     """Nobody waits for the answer any more."""
 
-    def new_tokens(self, check_client: Callable[[], None]) -> Iterator[int]:
-        """Yield the tokens of the answer, without the one that ends it.
+    def new_tokens(self, check_client: Callable[[], None]) -> Iterator[list[int]]:
+        """Yield the tokens of the answer, some at a time, without the one that ends it.
 
         `check_client` is called every now and then; what it raises ends this.
         """
@@ -61,7 +61,8 @@ class Generation(BatchRow):
         while piece is not None:
             if isinstance(piece, Exception):
                 raise piece
-            yield from piece
+            if piece:
+                yield piece
             check_client()
             try:
                 piece = self.pieces.get(timeout=SECONDS_BETWEEN_CHECKS)

@@ -135,7 +135,7 @@ class GeneratedText:
     def push(self, tokens: Sequence[int]) -> None:
         """Add tokens. A StopCompletionError of `on_text` means that the text ends with them."""
         self._num_tokens += len(tokens)
-        self._add("".join(map(self._decoder.push, tokens)))
+        self._add(self._decoder.push(tokens))
 
     def finish(self) -> Completion:
         """Return the whole text."""

@@ -121,9 +121,10 @@ def test_gaps_in_token_ids_count_in_the_vocabulary_size() -> None:
     assert Tokenizer(backend).vocab_size == 11
 
 
-def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+def streamed(tokenizer: Tokenizer, tokens: list[int], count: int = 1) -> list[str]:
     decoder = StreamDecoder(tokenizer)
-    return [*(decoder.push(token) for token in tokens), decoder.flush()]
+    parts = [tokens[i : i + count] for i in range(0, len(tokens), count)]
+    return [*map(decoder.push, parts), decoder.flush()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +132,8 @@ def test_arbitrary_tokens_can_be_streamed(tokenizers: dict[str, Tokenizer], kind
     tokenizer, draw = tokenizers[kind], random.Random(11)
     for _ in range(200):
         tokens = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randrange(20))]
-        assert "".join(streamed(tokenizer, tokens)) == tokenizer.decode(tokens)
+        for count in (1, 3, 20):
+            assert "".join(streamed(tokenizer, tokens, count)) == tokenizer.decode(tokens)
 
 
 def test_characters_are_streamed_when_complete(tokenizers: dict[str, Tokenizer]) -> None:

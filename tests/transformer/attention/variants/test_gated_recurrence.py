@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import GatedDeltaConfig, Mamba2Config, Mask, MaskPattern, MixerConfig
 from transformer.attention.document_boundaries import DocumentBoundaries
@@ -110,7 +110,7 @@ def test_a_new_document_forgets_a_cached_one() -> None:
 def test_small_decays_after_a_large_one_keep_their_digits() -> None:
     """A difference of cumulative sums near 1e6 would round a logarithm of 0.1 to a sixteenth."""
     q, k, v = normal(0, 1, 4, 1, H), normal(1, 1, 4, 1, H), normal(2, 1, 4, 1, HV)
-    log_decay: Any = array([-1e6, -1e6, -0.1, -0.2]).reshape(1, 4, 1).astype(np.float32)
+    log_decay = jnp.array([-1e6, -1e6, -0.1, -0.2]).reshape(1, 4, 1)
     y, _ = scan_chunks(q, k, v, log_decay, None, None)
     weights = np.exp([-0.3, -0.2, 0]) * (k[0, 1:, 0] @ q[0, 3, 0])
     assert_close(y[0, 3, 0], weights @ v[0, 1:, 0])
@@ -133,7 +133,7 @@ def test_states_are_wide_in_bfloat16() -> None:
     tokens = 1024
     ones = np.ones((1, tokens, 1, 1))
     low = jnp.bfloat16(ones)
-    decay = np.zeros((1, tokens, 1), np.float32)
+    decay = jnp.zeros((1, tokens, 1))
     _, state = scan_chunks(low, low, low / 512, decay, None, None)
     assert state.dtype == np.float32
     assert_close(state, np.full((1, 1, 1, 1), 2.0))

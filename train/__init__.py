@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from train.data.features import FeatureDataConfig as FeatureDataConfig
     from train.data.listops import ListOpsDataConfig as ListOpsDataConfig
     from train.data.preferences import PreferenceDataConfig as PreferenceDataConfig
+    from train.data.question_answers import (
+        QuestionAnsweringDataConfig as QuestionAnsweringDataConfig,
+    )
     from train.data.text_labels import ClassificationDataConfig as ClassificationDataConfig
     from train.data.token_labels import TokenLabelDataConfig as TokenLabelDataConfig
     from train.engines.lora import LoRAConfig as LoRAConfig
@@ -56,6 +59,7 @@ _MODULES = {
     "PreferenceDataConfig": "data.preferences",
     "PreferenceOptimization": "tasks.preference",
     "QuestionAnswering": "tasks.question_answering",
+    "QuestionAnsweringDataConfig": "data.question_answers",
     "Run": "run",
     "Tagging": "tasks.classification",
     "TextDataConfig": "data.data_config",

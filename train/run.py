@@ -74,6 +74,8 @@ class Run(TrainedModel):
         top_p: float = 1.0,
         num_beams: int = 0,
         seed: int = 0,
+        source_language: str = "",
+        target_language: str = "",
         on_text: TextCallback | None = None,
     ) -> str | list[str]:
         """Return the model's answer to a prompt, or to each of several.
@@ -89,6 +91,9 @@ class Run(TrainedModel):
           top_p: Sample among the most likely tokens that together reach this probability.
           num_beams: Width of beam search in translation. 0: as in the run's settings.
           seed: Seed of sampling.
+          source_language: Code of a translation's source language, such as en_XX, where the
+            tokenizer has tokens for languages. Empty: as in the run's settings.
+          target_language: Code of the language to translate into, likewise.
           on_text: Called with pieces of the answer to a single prompt as they are generated.
             Joined, they are the answer.
 
@@ -97,7 +102,15 @@ class Run(TrainedModel):
         """
         with as_usage_errors():
             sampling = SamplingConfig(temperature, top_k, top_p)
-        options = SampleOptions(max_new_tokens, sampling, num_beams, seed, on_text)
+        options = SampleOptions(
+            max_new_tokens,
+            sampling,
+            num_beams,
+            seed,
+            source_language=source_language,
+            target_language=target_language,
+            on_text=on_text,
+        )
         texts = _texts("prompts", prompts)
         answers = make_task(self.experiment).sample(self, texts, options)
         return answers[0] if isinstance(prompts, str) else answers

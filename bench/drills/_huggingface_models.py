@@ -7,6 +7,8 @@ each field that changes what a family computes. Values are settings of a config 
 from typing import Any, NamedTuple
 
 VOCAB = 51
+END = 2
+"""Token at which `Variant.ends` are."""
 
 
 class Variant(NamedTuple):
@@ -20,6 +22,8 @@ class Variant(NamedTuple):
     """Tensors of the files that have no effect, and need not come back."""
     own_head: bool = False
     """Give the model an output matrix of its own, beside a config that ties it to the embedding."""
+    ends: tuple[int, ...] = ()
+    """Positions of the inputs that have the end token."""
 
     @property
     def is_seq2seq(self) -> bool:
@@ -1072,6 +1076,22 @@ VARIANTS = (
         for case, settings in (
             ("plain", {}),
             ("relu", dict(activation_function="relu", d_model=18, encoder_attention_heads=3)),
+        )
+    ),
+    *(
+        Variant(
+            f"{family}-{case}",
+            f"{name}Config",
+            f"{name}ForSequenceClassification",
+            BART | dict(num_labels=3) | settings,
+            ("model.shared.weight",) if case.endswith("untied") else (),
+            ends=ends,
+        )
+        for family, name, case, ends, settings in (
+            ("bart", "Bart", "classifier", (5, -1), {}),
+            ("bart", "Bart", "classifier-untied", (-1,), dict(tie_word_embeddings=False)),
+            # A language's token follows the last end token.
+            ("mbart", "MBart", "classifier", (4, -2), dict(d_model=18, encoder_attention_heads=3)),
         )
     ),
 )

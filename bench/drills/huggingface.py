@@ -12,7 +12,6 @@ the tensors of the written files equal those read, bit for bit.
 It needs torch and transformers (the extra `hf`) and no network.
 """
 
-import argparse
 import fnmatch
 import sys
 import tempfile
@@ -26,12 +25,14 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from bench.drills._huggingface_models import VARIANTS, VOCAB, Variant
+from bench.drills._huggingface_models import END, VARIANTS, VOCAB, Variant
+from bench.drills._reference_table import run_drill
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.inspection import layer_values
 from transformer.interop.pretrained import PretrainedConfig, read_model, write_model
 from transformer.interop.weight_map import arrays_by_path, model_leaves, model_tensors
+from transformer.models.encoder_decoder import EncoderDecoder
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +91,7 @@ IN_FIXTURES = (
     "mt5-gated",
     "umt5-gated",
     "bart-scaled",
+    "mbart-classifier",
     "mbart-untied",
     "m2m-odd-width",
     "pegasus-odd-width",
@@ -148,6 +150,8 @@ def draw_inputs(variant: Variant) -> Inputs:
     draw = np.random.RandomState(0)
     source, tokens = (draw.randint(3, VOCAB, (2, length)) for length in (11, 14))
     arrays = (source, tokens) if variant.is_seq2seq else (tokens,)
+    if variant.ends:
+        tokens[:, variant.ends] = END
     names = ("input_ids", "decoder_input_ids")
     tensors = {name: torch.tensor(each) for name, each in zip(names, arrays, strict=False)}
     if variant.config_class in ("LongformerConfig", "LEDConfig"):
@@ -169,7 +173,8 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     inputs = draw_inputs(variant)
     source, tokens = inputs.arrays[0], inputs.arrays[-1]
     output = model(**inputs.tensors, output_hidden_states=True)
-    states = output.decoder_hidden_states if variant.is_seq2seq else output.hidden_states
+    has_decoder = "decoder_hidden_states" in output
+    states = output.decoder_hidden_states if has_decoder else output.hidden_states
     logits = logits_of(output)
     loss = torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -177,7 +182,7 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     )
     loss.backward()
     # Source and target may have tables of their own: that of the target.
-    decoder = model.get_decoder() if variant.is_seq2seq else model
+    decoder = model.get_decoder() if has_decoder else model
     embedding = decoder.get_input_embeddings()
     gradient = embedding.weight.grad.numpy().copy()
     greedy = np.zeros((0, 0), int)
@@ -246,7 +251,7 @@ def compare(
     """Return the differences of logits, hidden states and gradients, and the greedy agreement."""
     model: Any = pretrained.make_model()
     inputs: tuple[Array, ...] = (reference.tokens,)
-    if model.config.encoder is not None:
+    if isinstance(model, EncoderDecoder):
         inputs = (reference.source, reference.tokens)
     output = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
     # transformers normalizes the last hidden state, so only the inputs of layers are compared.
@@ -391,40 +396,28 @@ def write_fixtures(only: str) -> None:
 
 def main() -> int:
     """Print the table; return 1 if a model does not pass."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if options.fixtures:
-        write_fixtures(options.only)
-        return 0
-    head = f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9} {'cached':>9}"
     versions = (
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}"
     )
-    title = f"{versions}, jax {jax.__version__}, CPU, float32"
-    lines = [title, f"{head}  there and back  reopened"]
-    failures = 0
-    print("\n".join(lines))
-    for variant in VARIANTS:
-        if options.only not in variant.name:
-            continue
-        result = run_variant(variant)
-        failures += not result.passed
-        same = "identical" if result.identical else "DIFFERENT"
-        lines.append(
-            f"{variant.name:20} {result.logits:8.1e} {result.hidden:8.1e} {result.gradient:8.1e} "
-            f"{result.greedy:>9} {result.cached:>9}  {same:14}  {result.reopened:.0e}"
-            f"{'' if result.passed else '  FAILED'}"
-        )
-        print(lines[-1], flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    columns = (
+        f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9} {'cached':>9}"
+    )
+    head = [
+        f"{versions}, jax {jax.__version__}, CPU, float32",
+        f"{columns}  there and back  reopened",
+    ]
+    return run_drill(VARIANTS, run_line, head=head, write_fixtures=write_fixtures)
+
+
+def run_line(variant: Variant) -> tuple[str, bool]:
+    """Compare one model; return its line, and if it passed."""
+    result = run_variant(variant)
+    same = "identical" if result.identical else "DIFFERENT"
+    line = (
+        f"{variant.name:20} {result.logits:8.1e} {result.hidden:8.1e} {result.gradient:8.1e} "
+        f"{result.greedy:>9} {result.cached:>9}  {same:14}  {result.reopened:.0e}"
+    )
+    return line, result.passed
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ names and shapes of the weights that they expect. Where transformers itself refu
 nothing is compared.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -20,7 +19,8 @@ import torch
 import transformers
 
 from bench.drills._huggingface_models import VARIANTS, Variant
-from bench.drills.huggingface import LOGITS, difference, draw_inputs, make_model
+from bench.drills._reference_table import run_drill
+from bench.drills.huggingface import LOGITS, difference, draw_inputs, logits_of, make_model
 from transformer.interop.fields import CONFIG_FIELDS, InteropError
 from transformer.interop.pretrained import read_config, read_model
 from transformer.interop.weight_map import model_leaves, model_tensors
@@ -51,7 +51,7 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
         inputs, logits = draw_inputs(variant), None
         if theirs == shapes:
             model = model_class.from_pretrained(folder, config=config).eval()
-            logits = model(**inputs.tensors).logits.detach().numpy()
+            logits = logits_of(model(**inputs.tensors)).detach().numpy()
     except Exception as error:  # noqa: BLE001  (transformers refuses a config by any kind)
         return f"refused by transformers: {type(error).__name__}"
     try:
@@ -79,8 +79,8 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
     return f"wrong: {wrong[0]} {ours.get(wrong[0])} {theirs.get(wrong[0])}" if wrong else "shapes"
 
 
-def run_variant(variant: Variant) -> tuple[str, int]:
-    """Return a line of the table, and the number of failures."""
+def run_variant(variant: Variant) -> tuple[str, bool]:
+    """Return a line of the table, and if no field failed."""
     model = make_model(variant)
     results: dict[str, str | float] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -111,33 +111,16 @@ def run_variant(variant: Variant) -> tuple[str, int]:
     )
     # What this library refuses by name is shown, and is no wrong result.
     failures = [problem for problem in problems if ": refused" not in problem]
-    return "\n".join([line, *(f"    {problem}" for problem in problems)]), len(failures)
+    return "\n".join([line, *(f"    {problem}" for problem in problems)]), not failures
 
 
 def main() -> int:
     """Print the table; return 1 if a field fails."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    lines = [
+    head = [
         f"transformers {transformers.__version__}, each field of config.json absent, then null",
         "model                 logits  largest  shapes refused problems",
     ]
-    print("\n".join(lines))
-    failures = 0
-    for variant in first_variants():
-        if options.only in variant.name:
-            line, count = run_variant(variant)
-            failures += count
-            lines.append(line)
-            print(line, flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    return run_drill(first_variants(), run_variant, head=head)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ opened there, from the multimodal one.
 It needs torch and transformers (the extra `hf`) and no network.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 import transformers
 
 from bench.drills._huggingface_models import GEMMA2, LLAMA, VOCAB, Variant
+from bench.drills._reference_table import run_drill
 from bench.drills.huggingface import LOGITS, difference, make_model
 from transformer.interop.pretrained import read_model, write_model
 
@@ -178,10 +178,10 @@ def run_variant(variant: Variant) -> tuple[float, float, tuple[str, ...]]:
         return max(differences), difference(logits_of(reopened), expected), pretrained.notes
 
 
-def write_fixtures() -> None:
+def write_fixtures(only: str) -> None:
     """Write the files and outputs of some models for the tests."""
     for variant in VARIANTS:
-        if variant.name in IN_FIXTURES:
+        if variant.name in IN_FIXTURES and only in variant.name:
             folder = FIXTURES / variant.name
             folder.mkdir(parents=True, exist_ok=True)
             model = make_model(variant)
@@ -194,40 +194,21 @@ def write_fixtures() -> None:
 
 def main() -> int:
     """Print the table; return 1 if a model does not pass."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if options.fixtures:
-        write_fixtures()
-        return 0
     versions = (
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}"
     )
-    lines = [
+    head = [
         f"{versions}, jax {jax.__version__}, CPU, float32",
         f"{'model':14} {'logits':>8} {'exported':>8}  read as",
     ]
-    print("\n".join(lines))
-    failures = 0
-    for variant in VARIANTS:
-        if options.only not in variant.name:
-            continue
-        read, exported, notes = run_variant(variant)
-        failed = max(read, exported) > LOGITS
-        failures += failed
-        lines.append(
-            f"{variant.name:14} {read:8.1e} {exported:8.1e}  {' / '.join(notes)}"
-            f"{'  FAILED' if failed else ''}"
-        )
-        print(lines[-1], flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    return run_drill(VARIANTS, run_line, head=head, write_fixtures=write_fixtures)
+
+
+def run_line(variant: Variant) -> tuple[str, bool]:
+    """Compare one model; return its line, and if it passed."""
+    read, exported, notes = run_variant(variant)
+    line = f"{variant.name:14} {read:8.1e} {exported:8.1e}  {' / '.join(notes)}"
+    return line, max(read, exported) <= LOGITS
 
 
 if __name__ == "__main__":

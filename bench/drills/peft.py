@@ -11,7 +11,6 @@ smallest effect of an adapter on them.
 It needs torch, transformers and peft, and no network.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -28,6 +27,7 @@ import torch
 import transformers
 
 from bench.drills._huggingface_models import VARIANTS, Variant
+from bench.drills._reference_table import run_drill
 from bench.drills.huggingface import difference, make_model
 from transformer.interop.fields import InteropError
 from transformer.interop.peft import read_adapter, write_adapter
@@ -154,11 +154,11 @@ def random_factors(layout: LoRALayout, params: Any) -> Any:
     return jax.tree.map(lambda x: x + 0.3 * draw.randn(*x.shape).astype(np.float32), tree)
 
 
-def write_fixtures() -> None:
+def write_fixtures(only: str) -> None:
     """Write adapters of PEFT, and its logits with them, for the tests' own tiny models."""
     models = FIXTURES.parent / "fixtures"
     for variant in VARIANTS:
-        if variant.name in IN_FIXTURES:
+        if variant.name in IN_FIXTURES and only in variant.name:
             folder = FIXTURES / variant.name
             shutil.rmtree(folder, ignore_errors=True)
             make_peft_adapter(variant, models / variant.name, folder)
@@ -173,39 +173,23 @@ def write_fixtures() -> None:
 
 def main() -> int:
     """Print the table; return 1 if a model does not pass."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if options.fixtures:
-        write_fixtures()
-        return 0
     versions = f"peft {peft.__version__}, transformers {transformers.__version__}"
-    lines = [
+    head = [
         f"{versions}, torch {torch.__version__.partition('+')[0]}, jax {jax.__version__}, CPU",
         f"{'model':20} {'opened':>8} {'read back':>9} {'of PEFT':>8} {'effect':>7}  refused",
     ]
-    print("\n".join(lines))
-    failures = 0
-    for variant in VARIANTS:
-        if options.only not in variant.name:
-            continue
-        result = run_variant(variant)
-        failures += not result.passed
-        lines.append(
-            f"{variant.name:20} {result.written:8.1e} {result.read_back:9.0e} "
-            f"{result.theirs:8.1e} {result.effect:7.2f}  {result.refused}"
-            f"{'' if result.passed else '  FAILED'}"
-        )
-        print(lines[-1], flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    return run_drill(VARIANTS, run_line, head=head, write_fixtures=write_fixtures)
+
+
+def run_line(variant: Variant) -> tuple[str, bool]:
+    """Compare one model; return its line, and if it passed."""
+    result = run_variant(variant)
+    line = (
+        f"{variant.name:20} {result.written:8.1e} {result.read_back:9.0e} "
+        f"{result.theirs:8.1e} {result.effect:7.2f}  {result.refused}"
+    )
+    return line, result.passed
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ exported, and sentence-transformers opens that folder again.
 It needs the package sentence-transformers, and no network.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from bench.drills._reference_table import run_drill
 from train.interop.huggingface import import_model
 from train.interop.huggingface_export import export_run
 from train.run import load
@@ -224,10 +224,10 @@ def run_variant(variant: Variant) -> tuple[float, float]:
     return largest_difference(found, expected), largest_difference(again, expected)
 
 
-def write_fixtures() -> None:
+def write_fixtures(only: str) -> None:
     """Write the files and vectors of some models for the tests."""
     for variant in VARIANTS:
-        if variant.name in IN_FIXTURES:
+        if variant.name in IN_FIXTURES and only in variant.name:
             folder = FIXTURES / variant.name
             write_model(variant, folder)
             for name in ("README.md", "generation_config.json"):
@@ -239,39 +239,20 @@ def write_fixtures() -> None:
 
 def main() -> int:
     """Print the table; return 1 if a model does not pass."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if options.fixtures:
-        write_fixtures()
-        return 0
     versions = [
         f"{each.__name__} {each.__version__}" for each in (sentence_transformers, transformers)
     ]
-    lines = [
+    head = [
         f"{', '.join(versions)}, CPU, float32",
         f"{'model':16} {'imported':>9} {'exported':>9}",
     ]
-    print("\n".join(lines))
-    failures = 0
-    for variant in VARIANTS:
-        if options.only not in variant.name:
-            continue
-        imported, exported = run_variant(variant)
-        failed = max(imported, exported) > LARGEST
-        failures += failed
-        lines.append(
-            f"{variant.name:16} {imported:9.1e} {exported:9.1e}{'  FAILED' if failed else ''}"
-        )
-        print(lines[-1], flush=True)
-    lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(failures > 0)
+    return run_drill(VARIANTS, run_line, head=head, write_fixtures=write_fixtures)
+
+
+def run_line(variant: Variant) -> tuple[str, bool]:
+    """Compare one model; return its line, and if it passed."""
+    imported, exported = run_variant(variant)
+    return f"{variant.name:16} {imported:9.1e} {exported:9.1e}", max(imported, exported) <= LARGEST
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import pytest
 from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import flatten_experiment
 from train.data.data_config import SourceConfig
+from train.data.question_answers import QuestionAnsweringDataConfig
+from train.tasks.question_answering import QuestionAnswering
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -37,6 +39,9 @@ def settings() -> frozenset[str]:
     }
     # No shipped config has several data sources.
     names |= {f"data.sources.N.{field.name}" for field in dataclasses.fields(SourceConfig)}
+    # And none answers questions.
+    names |= {f"task.{field.name}" for field in dataclasses.fields(QuestionAnswering)}
+    names |= {f"data.{field.name}" for field in dataclasses.fields(QuestionAnsweringDataConfig)}
     prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 6)}
     return frozenset(names | prefixes)
 

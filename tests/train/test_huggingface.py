@@ -27,6 +27,8 @@ from train.run import load
 from train.tasks.classification import Classification
 from train.tasks.text_completion import encode_prompt
 from transformer import LanguageModel
+from transformer.generation.beam_search import BeamSearchConfig
+from transformer.generation.translate import translate
 from transformer.interop.pretrained import read_model
 from transformer.layers.low_rank import merge_weights
 
@@ -323,3 +325,76 @@ def test_evaluation_of_an_import_without_data_names_the_remedy(
     failed = command(capsys, "evaluate", workdir)
     assert failed.status == 1
     assert "run: was imported without data; import it again with --data PATH" in failed.error
+
+
+def test_a_classifier_of_bart_predicts_trains_and_is_exported(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "mbart-classifier", source)
+    words = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", *(f"w{i}" for i in range(46))]
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(words[:5])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s> en_XX", special_tokens=[("</s>", 2), ("en_XX", 4)]
+    )
+    backend.save(str(source / "tokenizer.json"))
+    import_model(str(source), str(tmp_path / "imported"))
+    run = load(str(tmp_path / "imported"))
+    tokens = [[words.index(each) for each in ("w3", "w4", "w3", "</s>", "en_XX")]]
+    logits = run.model.apply({"params": run.params}, np.array(tokens)).logits
+    assert logits is not None
+    assert run.generate("w3 w4 w3") == f"LABEL_{np.argmax(logits)}"
+    (tmp_path / "train.tsv").write_text(
+        "label\ttext\n" + "LABEL_0\tw1 w2\nLABEL_1\tw2\nLABEL_2\tw3\n" * 9
+    )
+    path = str(tmp_path / "train.tsv")
+    data = dataclasses.replace(run.experiment.data, path=path, max_length=8)  # type: ignore[call-arg]
+    experiment = dataclasses.replace(
+        run.experiment, data=data, batch_size=4, steps=2, recovery=NO_DETECTOR
+    )
+    train.fit(experiment, str(tmp_path / "run"), init_from=str(tmp_path / "imported"), quiet=True)
+    assert export_run(str(tmp_path / "run"), str(tmp_path / "out")) == "mbart"
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["MBartForSequenceClassification"]
+    assert written["eos_token_id"] == 2
+    pretrained, _ = read_model(tmp_path / "out")
+    assert pretrained.end_token == 2
+
+
+def test_a_translation_begins_with_the_token_of_its_language(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "mbart-untied", source)
+    words = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", "de_DE", *(f"w{i}" for i in range(45))]
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(words[:6])
+    backend.post_processor = processors.TemplateProcessing(
+        single="en_XX $A </s>", special_tokens=[("</s>", 2), ("en_XX", 4)]
+    )
+    backend.save(str(source / "tokenizer.json"))
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    model: Any = run.model
+    for language, first in (("", None), ("de_DE", 5), ("en_XX", 4)):
+        [tokens] = translate(
+            model,
+            run.params,
+            [[4, 9, 10, 2]],
+            start_token=2,
+            stop_token=2,
+            first_token=first,
+            beam_search_config=BeamSearchConfig(5, 0.6),
+        ).tokens
+        assert tokens[:1] == ([first] if first else tokens[:1])
+        answer = run.generate("w3 w4", target_language=language)
+        assert answer == " ".join(words[token] for token in tokens if token > 5)
+    with pytest.raises(UserError, match="target_language fr_XX: is not a language"):
+        run.generate("w3 w4", target_language="fr_XX")
+    task = dataclasses.replace(run.experiment.task, target_language="de_DE")  # type: ignore[call-arg]
+    tuned = dataclasses.replace(run.experiment, task=task)
+    frame = make_task(tuned).target_frame(run.tokenizer)  # type: ignore[attr-defined]
+    assert (frame.start, frame.forced, frame.before.tolist()) == (2, 5, [5])

@@ -50,6 +50,11 @@ class SampleArguments(RunArguments):
     """Sample among the most likely tokens that together reach this probability."""
     beams: int = 0
     """Hypotheses of beam search (translation only); 0: the run's own setting."""
+    source_language: str = ""
+    """Code of the language of the prompt (translation only, with tokenizers that have tokens for
+    languages: en_XX, eng_Latn); empty: the run's own setting."""
+    target_language: str = ""
+    """Code of the language to translate into, likewise."""
     seed: Seed = 0
     """Seed of the random draws."""
     chat: bool = False
@@ -57,7 +62,10 @@ class SampleArguments(RunArguments):
     line of standard input for each turn."""
 
 
-GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+GENERATION_OPTIONS = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "beams"),
+    *("source_language", "target_language", "seed"),
+)
 """Options of generation; each task supports some of them."""
 
 
@@ -72,7 +80,15 @@ def run_sample(arguments: list[str]) -> int:
     continues = task.continues_prompt and not given.chat
     prompts = given.prompt if continues else [""] * len(given.prompt)
     stream = _Stream(prompts[0]) if not given.json and len(prompts) == 1 else None
-    options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed, stream)
+    options = SampleOptions(
+        given.max_new_tokens,
+        sampling,
+        given.beams,
+        given.seed,
+        source_language=given.source_language,
+        target_language=given.target_language,
+        on_text=stream,
+    )
     with explain_oom(
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):

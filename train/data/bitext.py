@@ -16,6 +16,7 @@ from train.data.examples import (
     ExampleSplits,
     check_text_pair,
     encode_splits,
+    preview_names,
     read_splits,
     tokenize_examples,
     tokenizer_for_splits,
@@ -96,7 +97,7 @@ class BitextSplit:
     source: RaggedArray
     target: RaggedArray
     decoder_start_token_id: int
-    """First input token of the decoder."""
+    """First token that the decoder reads."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 2]
@@ -135,11 +136,16 @@ class BitextSplit:
 
 
 def prepare_bitext(
-    config: BitextDataConfig, tokenizer: Tokenizer | None = None, start_token: str = ""
+    config: BitextDataConfig,
+    tokenizer: Tokenizer | None = None,
+    start_token: str = "",
+    source_language: str = "",
+    target_language: str = "",
 ) -> ExampleCorpus[BitextSplit]:
     """Read and tokenize the pairs that ``config`` names.
 
-    A `tokenizer` takes the place of the one that `config.tokenizer` describes.
+    A `tokenizer` takes the place of the one that `config.tokenizer` describes. Start token and
+    languages are those of `target_frame` and `source_frame`.
 
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
@@ -152,11 +158,14 @@ def prepare_bitext(
             for split, pairs in splits.items()
         },
     )
-    start = find_start_token(used, start_token)
+    source = source_frame(used, source_language)
+    target = target_frame(used, start_token, target_language)
     return encode_splits(
         splits,
         used,
-        lambda split, pairs: _encode(split, pairs, used, start, config.max_length, splits.notes),
+        lambda split, pairs: _encode(
+            split, pairs, used, source, target, config.max_length, splits.notes
+        ),
         content=lambda pair: pair,
     )
 
@@ -271,17 +280,81 @@ def find_start_token(tokenizer: Tokenizer, name: str) -> int:
     return tokenizer.vocabulary[name] if name else tokenizer.decoder_start_token_id
 
 
-def encode_sentences(
-    tokenizer: Tokenizer, texts: Iterable[str]
-) -> list[np.ndarray]:  # each [T] int32
-    """Return the tokens of sentences, each followed by the end-of-text token.
+class SentenceFrame(NamedTuple):
+    """Tokens around the sentences of one side."""
+
+    before: np.ndarray  # [n] int32
+    after: np.ndarray  # [m] int32
+    start: int = -1
+    """Token that a decoder reads first."""
+    forced: int | None = None
+    """First of `before`, which a decoder writes whatever it predicts."""
+
+
+def source_frame(tokenizer: Tokenizer, language: str = "") -> SentenceFrame:
+    """Return the tokens around a source: the end-of-text token after it.
 
     What a published tokenizer puts around a text, such as BART's <s> and </s>, takes its place.
+    Tokens of a language among them become that of `language`, if one is given by its code.
+
+    Raises:
+      UserError: The tokenizer has no such language.
     """
+    return _frame_of_language(tokenizer, _language_token(tokenizer, "source", language))
+
+
+def target_frame(tokenizer: Tokenizer, start_token: str = "", language: str = "") -> SentenceFrame:
+    """Return the tokens around a target, and those that a decoder begins with.
+
+    A language is given by its code. Its token is the one that the decoder reads first where the
+    model's files name a language there, as those of mBART do, and else the first that it writes.
+
+    Raises:
+      UserError: The tokenizer has no such start token or language.
+    """
+    start, forced = find_start_token(tokenizer, start_token), tokenizer.forced_bos_token_id
+    languages = {*tokenizer.language_token_ids.values()}
+    token = _language_token(tokenizer, "target", language)
+    if token is None:
+        token = next((each for each in (forced, start) if each in languages), None)
+    elif start in languages:
+        start = token
+    else:
+        forced = token
+    frame = _frame_of_language(tokenizer, token)
+    if forced is not None and forced not in frame.before:
+        frame = frame._replace(before=np.array([forced], np.int32))
+    return frame._replace(start=start, forced=forced)
+
+
+def _language_token(tokenizer: Tokenizer, side: str, code: str) -> int | None:
+    """Return the token of a language, None for an empty code."""
+    known = tokenizer.language_token_ids
+    if code and code not in known:
+        codes = f"give one of {preview_names(sorted(known))}" if known else "leave it out"
+        raise UserError(
+            f"{side}_language {code}: is not a language that the tokenizer has a token for; {codes}"
+        )
+    return known[code] if code else None
+
+
+def _frame_of_language(tokenizer: Tokenizer, language: int | None) -> SentenceFrame:
     before, after = tokenizer.added_token_ids
-    after = after if len(after) else np.array([tokenizer.eos_token_id])
+    after = after if len(after) else np.array([tokenizer.eos_token_id], np.int32)
+    if language is None:
+        return SentenceFrame(before, after)
+    languages = [*tokenizer.language_token_ids.values()]
+    before, after = (np.where(np.isin(each, languages), language, each) for each in (before, after))
+    return SentenceFrame(before, after)
+
+
+def encode_sentences(
+    tokenizer: Tokenizer, texts: Iterable[str], frame: SentenceFrame | None = None
+) -> list[np.ndarray]:  # each [T] int32
+    """Return the tokens of sentences in their frame; None: that of a source."""
+    frame = frame or source_frame(tokenizer)
     return [
-        np.concatenate([before, tokens, after]).astype(np.int32)
+        np.concatenate([frame.before, tokens, frame.after]).astype(np.int32)
         for tokens in tokenize_examples(tokenizer, texts)
     ]
 
@@ -304,14 +377,15 @@ def _encode(
     name: str,
     pairs: Sequence[SentencePair],
     tokenizer: Tokenizer,
-    start: int,
+    source_frame: SentenceFrame,
+    target_frame: SentenceFrame,
     max_length: int,
     notes: list[str],
 ) -> BitextSplit:
     """Tokenize a split. Notes on removed and truncated pairs are appended to ``notes``."""
     sides = [
-        encode_sentences(tokenizer, [pair[side] for pair in pairs])
-        for side in range(len(SentencePair._fields))
+        encode_sentences(tokenizer, [pair[side] for pair in pairs], frame)
+        for side, frame in enumerate((source_frame, target_frame))
     ]
     lengths = np.array([[len(tokens) for tokens in side] for side in sides])  # [2, n]
     unsuitable = (lengths > max_length).any(axis=0)  # [n]
@@ -337,7 +411,7 @@ def _encode(
         RaggedArray.from_sequences([_truncate(tokens, max_length) for tokens in side])
         for side in sides
     )
-    return BitextSplit(pairs, source, target, start)
+    return BitextSplit(pairs, source, target, target_frame.start)
 
 
 def _truncate(tokens: np.ndarray, max_length: int) -> np.ndarray:

@@ -106,8 +106,9 @@ class DataConfig(Settings, abc.ABC, part="data"):
 
         A dataset that overrides this derives from the data settings of its task, and reads no
         `path`. Its examples are the same in every call. They are texts for `TextDataConfig`,
-        (text, label) for `ClassificationDataConfig`, (source, target) for `BitextDataConfig`, and
-        for `TokenLabelDataConfig` sentences, each a sequence of (word, tag).
+        (text, label) for `ClassificationDataConfig`, (source, target) for `BitextDataConfig`, for
+        `TokenLabelDataConfig` sentences, each a sequence of (word, tag), and for others the rows of
+        their files.
 
         Args:
           split: "train", "validation" or "test".

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tokenizers
@@ -82,6 +82,9 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|
 # Name of the mask token in each family. The first is added to a tokenizer that has none.
 _MASK_NAMES = ("[MASK]", "<mask>")
 
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
+"""Name of a special token for a language: __de__ of M2M-100, de_DE of mBART, deu_Latn of NLLB."""
+
 
 class TokenPair(NamedTuple):
     """Two texts as one sequence of tokens."""
@@ -90,7 +93,7 @@ class TokenPair(NamedTuple):
     types: np.ndarray  # [T] int32, 0 for the first text and often 1 for the second
     start: int
     """Index of the second text's first token."""
-    spans: tuple[tuple[int, int], ...]
+    spans: np.ndarray  # [t, 2] int32
     """First character of each token of the second text, and that after its last."""
 
 
@@ -112,6 +115,8 @@ class Tokenizer:
       added_token_ids: Tokens that a published tokenizer puts before and after every text, two
         arrays [n] and [m] int32; often none. Llama's <s>, and BERT's [CLS] and [SEP].
       decoder_start_token_id: First token that the decoder of a translation model reads.
+      forced_bos_token_id: First token that it writes, or None: whichever is the most likely.
+      language_token_ids: Special tokens of languages by the code: de, de_DE or deu_Latn.
       cls_token_id: First token of a text to classify: [CLS] if there is one, else eos_token_id.
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
       special_token_ids: Tokens that are not part of any text.
@@ -150,6 +155,14 @@ class Tokenizer:
         self.has_word_tokens = component_spec(backend.model)["type"] == "WordLevel"
         before, after = tokens_around(backend)
         self.added_token_ids = np.array(before, np.int32), np.array(after, np.int32)
+        added = backend.get_added_tokens_decoder()
+        self.language_token_ids = {
+            match[1] or match[2]: token_id
+            for token_id, token in added.items()
+            if token.special and (match := _LANGUAGE.fullmatch(token.content))
+        }
+        languages = {*self.language_token_ids.values()}
+        after = [token for token in after if token not in languages]
         named = [vocabulary.get(settings.special_tokens.get("eos_token", ""))]
         usual = [vocabulary.get(name) for name in _SEPARATORS]
         candidates = [*after[-1:], *named, *settings.end_token_ids, *usual]
@@ -166,11 +179,11 @@ class Tokenizer:
         self.end_token_ids = tuple(dict.fromkeys(ends))
         start = settings.decoder_start_token_id
         self.decoder_start_token_id = self.eos_token_id if start is None else start
+        self.forced_bos_token_id = settings.forced_bos_token_id
         cls_name = settings.special_tokens.get("cls_token", "[CLS]")
         self.cls_token_id = vocabulary.get(cls_name, self.eos_token_id)
         masks = [settings.special_tokens.get("mask_token", ""), *_MASK_NAMES]
         self.mask_token_id = next((vocabulary[name] for name in masks if name in vocabulary), None)
-        added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
             token_id
             for token_id, token in added.items()
@@ -285,21 +298,39 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> TokenPair:
         """Return two texts as one sequence, with the tokens that the tokenizer puts around them.
 
+        A tokenizer that adds none gets `cls_token_id` before, and its separator after each text.
+
         Raises:
           UserError: A text has characters for which the tokenizer has no token.
         """
-        for text in (first, second):
-            self._check_rows(text)
-            self._check(text)
-        with tokenizer_errors(self._origin):
-            encoding = self._backend.encode(first, second)
-        of_second = [index for index, text in enumerate(encoding.sequence_ids) if text == 1]
-        return TokenPair(
-            np.array(encoding.ids, np.int32),
-            np.array(encoding.type_ids, np.int32),
-            of_second[0] if of_second else len(encoding.ids),
-            tuple(encoding.offsets[index] for index in of_second),
-        )
+        return next(self.encode_pairs([(first, second)]))
+
+    def encode_pairs(self, pairs: Iterable[tuple[str, str]]) -> Iterator[TokenPair]:
+        """Yield `encode_pair` of each pair, tokenized in batches on all cores."""
+        adds_tokens = any(map(len, self.added_token_ids))
+        for batch in _batches(pairs):
+            for text in itertools.chain.from_iterable(batch):
+                self._check_rows(text)
+                self._check(text)
+            with tokenizer_errors(self._origin):
+                encodings = self._backend.encode_batch(batch)
+            for encoding in encodings:
+                texts = np.array([-1 if x is None else x for x in encoding.sequence_ids], np.int32)
+                tokens, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids)
+                offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+                if not adds_tokens:
+                    # Before all, between the texts, and at the end.
+                    places = [0, int(np.sum(texts == 0)), len(tokens)]
+                    separator = self.eos_token_id
+                    tokens = np.insert(tokens, places, [self.cls_token_id, separator, separator])
+                    types = np.insert(texts, places, [0, 0, 1])
+                    texts = np.insert(texts, places, -1)
+                    offsets = np.insert(offsets, places, 0, axis=0)
+                is_second = texts == 1
+                start = int(np.argmax(is_second)) if is_second.any() else len(tokens)
+                yield TokenPair(
+                    tokens.astype(np.int32), types.astype(np.int32), start, offsets[is_second]
+                )
 
     @functools.cached_property
     def _parsing_backend(self) -> tokenizers.Tokenizer:
@@ -477,12 +508,16 @@ def _words(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
     return frozenset(model["vocab"]) if drops_unknown else None
 
 
-def _batches(items: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Group chunks so that a batch keeps all cores busy and takes little memory."""
-    batch, characters = [], 0
+Item = TypeVar("Item", bound=tuple[Any, ...])
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Group tuples with texts so that a batch keeps all cores busy and takes little memory."""
+    batch: list[Item] = []
+    characters = 0
     for item in items:
         batch.append(item)
-        characters += len(item[1])
+        characters += sum(len(each) for each in item if isinstance(each, str))
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 
 from train.errors import UserError
 from train.files import MAX_SETTINGS_BYTES, AnyPath, read_bytes
+from transformer.interop.fields import CONFIG_FIELDS
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -160,6 +161,8 @@ class TokenizerSettings:
     """Tokens that end a generated text (`eos_token_id`), as the files name them."""
     decoder_start_token_id: int | None = None
     """First token that the decoder of an encoder-decoder reads."""
+    forced_bos_token_id: int | None = None
+    """First token that it writes, whatever it predicts: a language's in M2M-100."""
     num_embeddings: int | None = None
     """Rows of the model's table, if the tokenizer has more tokens."""
 
@@ -284,15 +287,22 @@ class ModelFiles:
         ids = frozenset(vocabulary.values())
         ends = _token_ids(generation.get("eos_token_id"), ids)
         starts = [each.get("decoder_start_token_id") for each in (generation, config)]
-        if config.get("model_type") in ("t5", "mt5", "umt5"):
+        model_type = config.get("model_type")
+        if model_type in ("t5", "mt5", "umt5"):
             starts.append(config.get("pad_token_id", 0))
+        if model_type in CONFIG_FIELDS:
+            starts.append(CONFIG_FIELDS[model_type].defaults.get("decoder_start_token_id"))
         start = [token for each in starts for token in _token_ids(each, ids)]
+        # In generation_config.json null is a value too: its writer wants none.
+        name = "forced_bos_token_id"
+        forced = _token_ids((generation if name in generation else config).get(name), ids)
         rows = self.tokenizer_config.get("num_embeddings")
         return TokenizerSettings(
             self.chat_template,
             {role: text for role, text in special.items() if text in vocabulary},
             ends or _token_ids(config.get("eos_token_id"), ids),
             start[0] if start else None,
+            forced[0] if forced else None,
             rows if isinstance(rows, int) else None,
         )
 
@@ -310,6 +320,8 @@ def settings_files(settings: TokenizerSettings, end_token_ids: tuple[int, ...]) 
         generation["eos_token_id"] = list(end_token_ids)
     if settings.decoder_start_token_id is not None:
         generation["decoder_start_token_id"] = settings.decoder_start_token_id
+    if settings.forced_bos_token_id is not None:
+        generation["forced_bos_token_id"] = settings.forced_bos_token_id
     for name, content in ((CONFIG_FILE, tokenizer), (GENERATION_FILE, generation)):
         if content:
             files[name] = json.dumps(content, indent=2, ensure_ascii=False) + "\n"

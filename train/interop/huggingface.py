@@ -21,6 +21,7 @@ from etils import epath
 from train.checkpoint.manager import CheckpointManager
 from train.data.bitext import BitextDataConfig
 from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
+from train.data.question_answers import QuestionAnsweringDataConfig
 from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.data.tokenizer import Tokenizer
@@ -245,6 +246,7 @@ def _task_and_data(
             task = Classification(
                 num_labels=num_labels,
                 pooling=pretrained.pooling,
+                end_token=pretrained.end_token,
                 classifier_bias=pretrained.architecture.head_bias,
             )
             return task, ClassificationDataConfig(
@@ -255,8 +257,10 @@ def _task_and_data(
                 path=data_path, max_length=length, tokenizer=tokenizer
             )
         case "question_answering":
-            return QuestionAnswering(), TokenLabelDataConfig(
-                path=data_path, max_length=length, tokenizer=tokenizer
+            # As in the examples of transformers, but for short models.
+            length = min(length, QuestionAnsweringDataConfig.max_length)
+            return QuestionAnswering(), QuestionAnsweringDataConfig(
+                path=data_path, max_length=length, overlap=length // 3, tokenizer=tokenizer
             )
         case "encoder_decoder":
             return Translation(), BitextDataConfig(

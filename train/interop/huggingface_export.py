@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from train.data.bitext import find_start_token, sentence_ends
+from train.data.bitext import find_start_token, sentence_ends, target_frame
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import TEMPLATE_FILE
@@ -18,6 +18,7 @@ from train.interop.lora_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.run_folder.sentence_transformers import embedding_files
 from train.runtime.stages import stage
+from train.tasks.translation import Translation
 from transformer.interop.families import express
 from transformer.interop.fields import GENERATION, InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model
@@ -198,6 +199,10 @@ def _write_generation_config(run: Run, folder: Path) -> None:
         config = read_json(folder / "config.json")
         names = [each for each in sorted(config) if each in GENERATION or each.endswith("token_id")]
         fields = {each: config[each] for each in names if config[each] is not None}
+    task = run.experiment.task
+    if isinstance(task, Translation) and task.target_language:
+        frame = target_frame(run.tokenizer, task.start_token, task.target_language)
+        fields |= {"decoder_start_token_id": frame.start, "forced_bos_token_id": frame.forced}
     known = fields.get("eos_token_id", [])
     ends = [*(known if isinstance(known, list) else [known]), *_end_tokens(run)]
     if ends := [each for each in dict.fromkeys(ends) if each is not None]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.buckets import RaggedArray
-from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
+from train.data.examples import ExampleCorpus
 from train.data.listops import ListOpsDataConfig, prepare_listops
 from train.data.text_labels import (
     ClassificationDataConfig,
@@ -27,10 +27,8 @@ from train.data.token_labels import (
 )
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError
-from train.parallel.sharding import gather_to_host
-from train.runtime.stages import track
 from train.step import Batch, LossFn
-from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses
+from train.tasks.evaluation import EvaluatedModel, EvaluationOptions, mean_losses, predict_rows
 from train.tasks.example_task import ExampleTask
 from train.tasks.metrics import are_span_tags, score_spans
 from train.tasks.task import (
@@ -68,6 +66,9 @@ class Classification(TaskConfig):
     pooling: Pooling = "first"
     """Vector that the label is predicted from: of the first token (a start token), of the last, or
     the mean or the maximum over all tokens."""
+    end_token: NonNegativeInt | None = None
+    """Pooling last: id of a token, of which the last one in a text is taken, as in BART. None: the
+    last token of all."""
     classifier_bias: bool = True
     """Add a bias to the logit of each label. The decoders of transformers have none."""
     classifier_dropout: Fraction = 0.0
@@ -77,7 +78,6 @@ class Classification(TaskConfig):
     [0, 1) (Iyyer et al. 2015, section 2.3)."""
 
     def check(self, model: TransformerConfig) -> None:
-        check_no_encoder(self, model)
         check_causal_pooling(self.pooling, model)
         if self.word_dropout and self.pooling == "first":
             raise UsageError(
@@ -208,6 +208,7 @@ class ClassificationTask(LabelPredictionTask):
             constrain,
             num_classes=config.num_labels,
             pooling=config.pooling,
+            end_token=config.end_token,
             head_dropout=config.classifier_dropout,
             head_bias=config.classifier_bias,
         )
@@ -271,7 +272,14 @@ class TaggingTask(LabelPredictionTask):
         batches = self.evaluation_batches(corpus, split, options)
         metrics = mean_losses(model, batches)
         if are_span_tags(corpus.labels):
-            metrics["f1"] = span_f1(corpus.split(split), predict_rows(model, batches))
+            predictions = predict_rows(
+                model,
+                batches,
+                lambda batch: predict_labels(
+                    model.params, batch["tokens"], batch["segments"], model=model.model
+                ),
+            )
+            metrics["f1"] = span_f1(corpus.split(split), predictions)
         return metrics
 
     def model_inputs(
@@ -297,21 +305,6 @@ class TaggingTask(LabelPredictionTask):
             first_tokens = len(before) + np.cumsum([0, *sizes[begin : end - 1]])
             tags += [trained.labels[index] for index in best[first_tokens]]
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
-
-
-def predict_rows(model: EvaluatedModel, batches: ExampleEvaluationBatches) -> dict[int, np.ndarray]:
-    """Return the index of the predicted tag at each token of each row, by the row's index."""
-    predictions: dict[int, np.ndarray] = {}
-    for cursor in track(range(len(batches)), "evaluating spans"):
-        rows = batches.host_batch(cursor, 0, 1)
-        host_rows = batches.host_batch(cursor, jax.process_index(), jax.process_count())
-        mine = model.put_batch(host_rows)
-        best = predict_labels(model.params, mine["tokens"], mine["segments"], model=model.model)
-        real = rows["weights"].any(axis=1)
-        predictions.update(
-            zip(rows["examples"][real].tolist(), gather_to_host(best)[real], strict=True)
-        )
-    return predictions
 
 
 def span_f1(split: TokenLabelSplit, predictions: dict[int, np.ndarray]) -> float:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from train.data.token_file import HostBatch
+from train.parallel.sharding import gather_to_host
 from train.runtime.stages import track
 from train.step import Batch
 from transformer.losses import Loss
@@ -98,3 +99,22 @@ def mean_losses(
     while pending:
         add_to_totals(pending.popleft())
     return {name: float(total / weight) for name, (total, weight) in totals.items()}
+
+
+def predict_rows(
+    model: EvaluatedModel,
+    batches: EvaluationBatches,
+    predict: Callable[[Batch], jax.Array],
+) -> dict[int, np.ndarray]:
+    """Return what `predict` gives for each row of a split, by the row's index.
+
+    It gets a batch on the devices, and returns an array whose first axis is the rows.
+    """
+    predictions: dict[int, np.ndarray] = {}
+    for cursor in track(range(len(batches)), "predicting"):
+        rows = batches.host_batch(cursor, 0, 1)
+        host_rows = batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        best = gather_to_host(predict(model.put_batch(host_rows)))
+        real = rows["weights"].any(axis=1)
+        predictions.update(zip(rows["examples"][real].tolist(), best[real], strict=True))
+    return predictions

@@ -1,7 +1,9 @@
-"""Metrics of answers: BLEU, and F1 of labeled spans."""
+"""Metrics of answers: BLEU, F1 of labeled spans, and SQuAD's scores of answers."""
 
+import collections
 import dataclasses
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -137,3 +139,36 @@ def extract_spans(tags: Sequence[str]) -> Iterator[Span]:
                 yield Span(start, index, current_type)
             start = index
         previous, current_type = prefix, type_
+
+
+class AnswerScore(NamedTuple):
+    """Scores of an answer, from 0 to 1, by SQuAD's rules (Rajpurkar et al. 2016, section 6.1)."""
+
+    exact_match: float
+    f1: float
+    """F1 of the words that both have."""
+
+
+def score_answer(answer: str, references: Sequence[str]) -> AnswerScore:
+    """Return the best scores of an answer over its references; none: it should be empty.
+
+    As the official script of SQuAD 2.0 does, articles, punctuation and case do not count.
+    """
+    words = normalized_words(answer)
+    # References without a word count only if there are no others.
+    expected = [each for text in references if (each := normalized_words(text))] or [[]]
+    f1 = max(_word_f1(words, each) for each in expected)
+    return AnswerScore(float(words in expected), f1)
+
+
+def normalized_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without ASCII punctuation, a, an and the."""
+    text = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _word_f1(words: list[str], expected: list[str]) -> float:
+    if not words or not expected:
+        return float(words == expected)
+    common = sum((collections.Counter(words) & collections.Counter(expected)).values())
+    return 2 * common / (len(words) + len(expected))

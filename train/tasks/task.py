@@ -145,6 +145,10 @@ class SampleOptions:
     num_beams: int = 0
     """Hypotheses of beam search; 0: as the task's settings say."""
     seed: int = 0
+    source_language: str = ""
+    """Code of the language of a translation's source; empty: as the task's settings say."""
+    target_language: str = ""
+    """Code of the language to translate into, likewise."""
     on_text: TextCallback | None = None
     """Receives the answer to a single prompt in pieces, as it is generated. Joined, they are the
     answer."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from train.data.bitext import encode_sentences, find_start_token
+from train.data.bitext import encode_sentences
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.tasks.task import Task, TrainedModel
@@ -61,10 +61,12 @@ def score_texts(
         assert isinstance(task, TranslationTask)
         for context in contexts:
             task.check_prompt(context, tokenizer)
-        first = find_start_token(tokenizer, task.config.start_token)
-        targets = encode_sentences(tokenizer, texts)
-        rows = [np.append(np.int32(first), target) for target in targets]
-        starts, sources = [1] * len(rows), encode_sentences(tokenizer, contexts)
+        frame = task.target_frame(tokenizer)
+        targets = encode_sentences(tokenizer, texts, frame)
+        rows = [np.append(np.int32(frame.start), target) for target in targets]
+        # A token that is forced has no probability.
+        starts = [1 if frame.forced is None else 2] * len(rows)
+        sources = encode_sentences(tokenizer, contexts, task.source_frame(tokenizer))
     try:
         return log_likelihoods(model, trained.params, rows, context_lengths=starts, sources=sources)
     except ValueError as error:

@@ -10,11 +10,13 @@ import numpy as np
 from train.data.bitext import (
     BitextDataConfig,
     BitextSplit,
+    SentenceFrame,
     decode_sentence,
     encode_sentences,
-    find_start_token,
     prepare_bitext,
     sentence_ends,
+    source_frame,
+    target_frame,
 )
 from train.data.buckets import Bucket, bucket_by_tokens
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, Examples
@@ -66,6 +68,12 @@ class Translation(TaskConfig):
     start_token: str = ""
     """Token that the decoder reads first. Empty: that of an imported model's files, such as the
     `<pad>` of T5 and Marian, or else the one that separates documents."""
+    source_language: str = ""
+    """Code of the source language (en_XX, eng_Latn), where the tokenizer has tokens for languages.
+    Empty: the one that the tokenizer's files put around a text."""
+    target_language: str = ""
+    """Code of the language to translate into, likewise. Empty: the one that an imported model's
+    files name as `forced_bos_token_id` or as the decoder's first token, if any."""
     compute_bleu: Literal["end", "always"] = "end"
     """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
     The others report the loss alone."""
@@ -90,7 +98,8 @@ class TranslationTask(ExampleTask):
     @property
     def supported_options(self) -> tuple[str, ...]:
         """Beam search applies to autoregressive models alone."""
-        return ("beams",) if self.model_config.causal else ()
+        languages = ("source_language", "target_language")
+        return ("beams", *languages) if self.model_config.causal else ()
 
     @property
     def metric_notes(self) -> dict[str, str]:
@@ -104,7 +113,14 @@ class TranslationTask(ExampleTask):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Corpus:
-        return prepare_bitext(self.data, tokenizer, self.config.start_token)
+        config = self.config
+        return prepare_bitext(
+            self.data,
+            tokenizer,
+            config.start_token,
+            config.source_language,
+            config.target_language,
+        )
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Translator:
         """Return an autoregressive model, or without `model.causal` a non-autoregressive one.
@@ -205,18 +221,28 @@ class TranslationTask(ExampleTask):
                 "shorten it"
             )
 
+    def source_frame(self, tokenizer: Tokenizer) -> SentenceFrame:
+        """Return the tokens around a source."""
+        return source_frame(tokenizer, self.config.source_language)
+
+    def target_frame(self, tokenizer: Tokenizer) -> SentenceFrame:
+        """Return the tokens around a translation."""
+        return target_frame(tokenizer, self.config.start_token, self.config.target_language)
+
     def model_inputs(
         self, trained: TrainedModel, text: str, target: str | None = None
     ) -> ModelInputs:
         """Return the tokens of a source, and those that the decoder reads for its translation."""
         tokenizer = tokenizer_of(trained)
         self.check_prompt(text, tokenizer)
-        [source] = encode_sentences(tokenizer, [text])
+        [source] = encode_sentences(tokenizer, [text], self.source_frame(tokenizer))
         if target is None:
             target = self.translate_sources(trained.model, trained.params, tokenizer, [source])[0]
-        [written] = encode_sentences(tokenizer, [target])
-        start = find_start_token(tokenizer, self.config.start_token)
-        tokens = np.append(start, written[:-1]).astype(np.int32)  # shifted by one, as in training
+        frame = self.target_frame(tokenizer)
+        [written] = encode_sentences(tokenizer, [target], frame)
+        tokens = np.append(frame.start, written[:-1]).astype(
+            np.int32
+        )  # shifted by one, as in training
         arguments = {"source": source[None], "tokens": tokens[None]}
         return ModelInputs(arguments, tuple(source.tolist()))
 
@@ -227,8 +253,14 @@ class TranslationTask(ExampleTask):
         tokenizer = tokenizer_of(trained)
         for prompt in prompts:
             self.check_prompt(prompt, tokenizer)
-        sources = encode_sentences(tokenizer, prompts)
-        translations = self.translate_sources(
+        config = dataclasses.replace(
+            self.config,
+            source_language=options.source_language or self.config.source_language,
+            target_language=options.target_language or self.config.target_language,
+        )
+        task = dataclasses.replace(self, config=config)
+        sources = encode_sentences(tokenizer, prompts, task.source_frame(tokenizer))
+        translations = task.translate_sources(
             trained.model, trained.params, tokenizer, sources, options.num_beams
         )
         if options.on_text is not None:
@@ -252,11 +284,13 @@ class TranslationTask(ExampleTask):
             tokens = translate_nonautoregressive(model, params, sources, stop=ends)
         else:
             beam_search = BeamSearchConfig(num_beams or config.num_beams, config.length_penalty)
+            frame = self.target_frame(tokenizer)
             tokens = translate(
                 model,
                 params,
                 sources,
-                start_token=find_start_token(tokenizer, config.start_token),
+                start_token=frame.start,
+                first_token=frame.forced,
                 stop_token=ends,
                 beam_search_config=beam_search,
                 extra_length=config.extra_length,

@@ -18,7 +18,13 @@ from transformer.generation.batches import (
     pad_right,
     segments_of_lengths,
 )
-from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
+from transformer.generation.beam_search import (
+    MIN_LOG_PROB,
+    NO_TOKEN,
+    BeamSearchConfig,
+    Hypotheses,
+    beam_search,
+)
 from transformer.generation.generate import stop_token_array
 from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
@@ -43,6 +49,7 @@ def translate(
     *,
     start_token: int,
     stop_token: int | Sequence[int],
+    first_token: int | None = None,
     beam_search_config: BeamSearchConfig = BeamSearchConfig(),  # noqa: B008
     extra_length: int = 50,
     length_factor: float = 1.0,
@@ -58,6 +65,8 @@ def translate(
       sources: Token sequences of any lengths.
       start_token: First input token of the decoder.
       stop_token: Token that ends a hypothesis, or several.
+      first_token: Token that every target begins with, whatever the model predicts, such as that of
+        a language (`forced_bos_token_id` in transformers); it has probability 1. None: any.
       beam_search_config: Beam width and length penalty.
       extra_length: A target has at most `length_factor` * (source length) + `extra_length` tokens.
       length_factor: See `extra_length`.
@@ -69,6 +78,8 @@ def translate(
     """
     check_sources(model.config, sources)
     check_token_sequence("start_token", [start_token], model.config.vocab_size)
+    if first_token is not None:
+        check_token_sequence("first_token", [first_token], model.config.vocab_size)
     stop_tokens = stop_token_array(stop_token, model.config.vocab_size)
     check_integer("batch_size", batch_size, 1)
     check_integer("extra_length", extra_length, 0)
@@ -96,6 +107,7 @@ def translate(
             lengths,
             max_lengths,
             start_token,
+            first_token,
             stop_tokens,
             model=model,
             config=beam_search_config,
@@ -116,6 +128,7 @@ def _search(
     lengths: Int[Array, "B"],
     max_lengths: Int[Array, "B"],
     start_token: jax.Array,
+    first_token: jax.Array | None,
     stop_tokens: Int[Array, "E"],
     *,
     model: EncoderDecoder,
@@ -154,10 +167,14 @@ def _search(
         return output.cache, output.logits[:, 0]
 
     assert start.logits is not None
+    logits = start.logits[:, 0]
+    if first_token is not None:
+        is_first = jnp.arange(logits.shape[-1]) == first_token
+        logits = jnp.where(is_first, jnp.zeros_like(logits), MIN_LOG_PROB)
     found = beam_search(
         decode_step,
         start.cache,
-        start.logits[:, 0],
+        logits,
         jnp.ones(batch, jnp.int32),
         max_lengths,
         stop_tokens,

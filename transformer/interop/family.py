@@ -86,6 +86,8 @@ class Architecture:
     """`Classifier.pooling`, or the field that decides it."""
     head_bias: bool = True
     """`Classifier.head_bias`."""
+    has_end_token: bool = False
+    """`Classifier.end_token` is `eos_token_id`."""
 
     def with_pooler(self, config: TransformerConfig) -> TransformerConfig:
         """Return the config with the pooler of the architecture, or without one."""
@@ -99,6 +101,16 @@ class Architecture:
             return cast(Pooling, fields.choose(self.pooling.theirs, self.pooling.choices or {}))
         return self.pooling
 
+    def read_end_token(self, fields: Fields) -> int | None:
+        """Return the token whose last state a classifier reads; None: any."""
+        if not self.has_end_token:
+            return None
+        end = int(fields.take("eos_token_id"))
+        # What the decoder reads first is the text's last token here.
+        if fields.take("decoder_start_token_id") not in (end, None):
+            raise fields.unsupported("decoder_start_token_id", f"{end}, the eos_token_id")
+        return end
+
     def write_head(self, model: Model) -> dict[str, Any]:
         """Return the fields of a classifier's head.
 
@@ -109,10 +121,14 @@ class Architecture:
             return {}
         if model.head_bias != self.head_bias:
             raise ValueError(f"head_bias {model.head_bias} (it has {self.head_bias})")
+        if (model.end_token is not None) != self.has_end_token:
+            raise ValueError(f"end_token {model.end_token}")
         if isinstance(self.pooling, Setting):
             return {self.pooling.theirs: name_of(self.pooling.choices or {}, model.pooling)}
         if model.pooling != self.pooling:
             raise ValueError(f"pooling {model.pooling!r} (it has {self.pooling!r})")
+        if self.has_end_token:
+            return dict.fromkeys(("eos_token_id", "decoder_start_token_id"), model.end_token)
         return {}
 
 
@@ -129,6 +145,35 @@ def decoder_classes(name: str, body: str = "") -> tuple[Architecture, Architectu
             head_bias=False,
         ),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryKeyNorm:
+    """The rule of a field that says whether queries and keys have norms, of the layers' own kind.
+
+    Norms with a gain for each head have no bias.
+    """
+
+    theirs: str
+    heads: Literal["shared", "separate"] = "shared"
+    """`AttentionConfig.qk_norm_heads`."""
+
+    def read(self, fields: Fields, config: TransformerConfig) -> TransformerConfig:
+        """Return the config with the norms, if the field says so."""
+        if not fields.take(self.theirs):
+            return config
+        norm: Any = config.layer_pattern[0].norm
+        if self.heads == "separate":
+            norm = dataclasses.replace(norm, bias=False)
+        values = {"qk_norm": norm, "qk_norm_heads": self.heads}
+        return with_settings(
+            config, {f"layer_pattern.mixer.{name}": x for name, x in values.items()}
+        )
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the field."""
+        mixer: Any = config.layer_pattern[0].mixer
+        return {self.theirs: getattr(mixer, "qk_norm", None) is not None}
 
 
 def name_of(choices: Mapping[Any, Any], value: Any) -> Any:

@@ -37,8 +37,8 @@ from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 
-QKV = ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value")
-QKV_BIASES = tuple(f"{path}_bias" for path in QKV)
+QKV_PATHS = ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value")
+QKV_BIAS_PATHS = tuple(f"{path}_bias" for path in QKV_PATHS)
 
 EPSILON = ("final_norm.epsilon", "layer_pattern.norm.epsilon")
 
@@ -64,8 +64,8 @@ GPT2 = Family(
         Weight("transformer.wpe.weight", "positions", TABLE),
         *norm(f"{H}.ln_1", "layers/mixer_norm"),
         # `Conv1D` stores its matrix [inputs, outputs], as this library does: nothing to transpose.
-        Weight(f"{H}.attn.c_attn.weight", QKV, TABLE),
-        Weight(f"{H}.attn.c_attn.bias", QKV_BIASES),
+        Weight(f"{H}.attn.c_attn.weight", QKV_PATHS, TABLE),
+        Weight(f"{H}.attn.c_attn.bias", QKV_BIAS_PATHS),
         *linear(f"{H}.attn.c_proj", "layers/mixer/output", TABLE),
         *norm(f"{H}.ln_2", "layers/feed_forward_norm"),
         *linear(f"{H}.mlp.c_fc", "layers/feed_forward/up", TABLE),
@@ -90,7 +90,7 @@ def check_head_dim(fields: Fields, config: TransformerConfig) -> TransformerConf
 def _read_gpt_neo(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     types = fields.take("attention_types", [[["global", "local"], 12]])
     kinds = [kind for names, times in types for _ in range(times) for kind in names]
-    fields.expect("attention_layers", kinds)  # the same, layer by layer
+    kinds = fields.take("attention_layers", kinds)  # layer by layer, and it wins
     if len(kinds) != config.num_layers or not set(kinds) <= {"global", "local"}:
         raise fields.unsupported(
             "attention_types", f"{config.num_layers} layers, each global or local"
@@ -174,8 +174,8 @@ GPT_NEOX = Family(
         *norm(f"{NEOX}.input_layernorm", "layers/mixer_norm"),
         *norm(f"{NEOX}.post_attention_layernorm", "layers/feed_forward_norm"),
         # Rows go by head: q, k and v of the first head, then of the second, ...
-        Weight(f"{NEOX}.attention.query_key_value.weight", QKV, HeadsInterleaved()),
-        Weight(f"{NEOX}.attention.query_key_value.bias", QKV_BIASES, HeadsInterleaved()),
+        Weight(f"{NEOX}.attention.query_key_value.weight", QKV_PATHS, HeadsInterleaved()),
+        Weight(f"{NEOX}.attention.query_key_value.bias", QKV_BIAS_PATHS, HeadsInterleaved()),
         *linear(f"{NEOX}.attention.dense", "layers/mixer/output"),
         *linear(f"{NEOX}.mlp.dense_h_to_4h", "layers/feed_forward/up"),
         *linear(f"{NEOX}.mlp.dense_4h_to_h", "layers/feed_forward/down"),
@@ -208,8 +208,8 @@ BLOOM = Family(
         *norm("transformer.word_embeddings_layernorm", "embedding_norm"),
         *norm(f"{H}.input_layernorm", "layers/mixer_norm"),
         *norm(f"{H}.post_attention_layernorm", "layers/feed_forward_norm"),
-        Weight(f"{H}.self_attention.query_key_value.weight", QKV, HeadsInterleaved()),
-        Weight(f"{H}.self_attention.query_key_value.bias", QKV_BIASES, HeadsInterleaved()),
+        Weight(f"{H}.self_attention.query_key_value.weight", QKV_PATHS, HeadsInterleaved()),
+        Weight(f"{H}.self_attention.query_key_value.bias", QKV_BIAS_PATHS, HeadsInterleaved()),
         *linear(f"{H}.self_attention.dense", "layers/mixer/output"),
         *linear(f"{H}.mlp.dense_h_to_4h", "layers/feed_forward/up"),
         *linear(f"{H}.mlp.dense_4h_to_h", "layers/feed_forward/down"),
@@ -277,7 +277,7 @@ MPT = Family(
         Weight("transformer.wte.weight", "embedding", TABLE),
         *norm(f"{BLOCKS}.norm_1", "layers/mixer_norm"),
         *norm(f"{BLOCKS}.norm_2", "layers/feed_forward_norm"),
-        Weight(f"{BLOCKS}.attn.Wqkv.weight", QKV),
+        Weight(f"{BLOCKS}.attn.Wqkv.weight", QKV_PATHS),
         Weight(f"{BLOCKS}.attn.out_proj.weight", "layers/mixer/output"),
         Weight(f"{BLOCKS}.ffn.up_proj.weight", "layers/feed_forward/up"),
         Weight(f"{BLOCKS}.ffn.down_proj.weight", "layers/feed_forward/down"),

@@ -14,10 +14,10 @@ from transformer.interop.family import (
     ACTIVATION,
     D_FF,
     Family,
+    QueryKeyNorm,
     Setting,
     decoder_classes,
     linear,
-    with_settings,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
@@ -101,18 +101,13 @@ NEMOTRON = Family(
 )
 
 
+STABLELM_NORMS = QueryKeyNorm("qk_layernorm", "separate")
+
+
 def _read_stablelm(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     mixer: Any = config.layer_pattern[0].mixer
     fields.expect("head_dim", config.d_model // mixer.num_heads)
-    if not fields.take("qk_layernorm"):
-        return config
-    norm = NormConfig(epsilon=fields.take("layer_norm_eps"), bias=False)
-    values = {"qk_norm": norm, "qk_norm_heads": "separate"}
-    return with_settings(config, {f"layer_pattern.mixer.{name}": x for name, x in values.items()})
-
-
-def _write_stablelm(config: TransformerConfig) -> dict[str, Any]:
-    return {"qk_layernorm": getattr(config.layer_pattern[0].mixer, "qk_norm", None) is not None}
+    return STABLELM_NORMS.read(fields, config)
 
 
 STABLELM = Family(
@@ -155,5 +150,5 @@ STABLELM = Family(
     prefix="model.",
     ignored=ROTARY_BUFFERS,
     read_rest=_read_stablelm,
-    write_rest=_write_stablelm,
+    write_rest=STABLELM_NORMS.write,
 )

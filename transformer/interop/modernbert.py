@@ -76,7 +76,7 @@ def _write_layers(config: TransformerConfig) -> dict[str, Any]:
 
 
 LAYER = "model.layers.{layer}"
-QKV, GATES = ("query", "key", "value"), ("gate", "up")
+PROJECTIONS, GATES = ("query", "key", "value"), ("gate", "up")
 
 
 def _fused(theirs: str, ours: str, names: tuple[str, ...]) -> tuple[Weight, Weight]:
@@ -150,7 +150,7 @@ MODERNBERT = Family(
         Weight("model.embeddings.tok_embeddings.weight", "embedding", TABLE),
         *norm("model.embeddings.norm", "embedding_norm"),
         *norm(f"{LAYER}.attn_norm", "layers/mixer_norm"),
-        *_fused(f"{LAYER}.attn.Wqkv", "layers/mixer", QKV),
+        *_fused(f"{LAYER}.attn.Wqkv", "layers/mixer", PROJECTIONS),
         *linear(f"{LAYER}.attn.Wo", "layers/mixer/output"),
         *norm(f"{LAYER}.mlp_norm", "layers/feed_forward_norm"),
         *_fused(f"{LAYER}.mlp.Wi", "layers/feed_forward", GATES),

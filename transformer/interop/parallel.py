@@ -19,6 +19,7 @@ from transformer.interop.family import (
     D_FF,
     Architecture,
     Family,
+    QueryKeyNorm,
     Setting,
     decoder_classes,
     linear,
@@ -28,7 +29,7 @@ from transformer.interop.family import (
     with_settings,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.gpt import EPSILON, NO_BIAS, QKV, QKV_BIASES, H, check_head_dim
+from transformer.interop.gpt import EPSILON, NO_BIAS, QKV_BIAS_PATHS, QKV_PATHS, H, check_head_dim
 from transformer.interop.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -112,16 +113,11 @@ GPTJ = Family(
 # Phi-1 and Phi-2.
 
 
+PHI_NORMS = QueryKeyNorm("qk_layernorm")
+
+
 def _read_phi(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    if fields.take("qk_layernorm"):
-        norms = config.layer_pattern[0].norm
-        config = with_settings(config, {"layer_pattern.mixer.qk_norm": norms})
-    return check_head_dim(fields, config)
-
-
-def _write_phi(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    return {"qk_layernorm": mixer.qk_norm is not None}
+    return check_head_dim(fields, PHI_NORMS.read(fields, config))
 
 
 PHI = Family(
@@ -153,7 +149,7 @@ PHI = Family(
         *linear("lm_head", "output"),
     ),
     read_rest=_read_phi,
-    write_rest=_write_phi,
+    write_rest=PHI_NORMS.write,
     prefix="model.",
     ignored=ROTARY_BUFFERS,
 )
@@ -232,8 +228,8 @@ FALCON = Family(
             for weight in norm(f"{H}.ln_attn", "layers/mixer_norm")
         ),
         *norm(f"{H}.ln_mlp", "layers/feed_forward_norm"),
-        Weight(f"{H}.self_attention.query_key_value.weight", QKV, HeadsInterleaved()),
-        Weight(f"{H}.self_attention.query_key_value.bias", QKV_BIASES, HeadsInterleaved()),
+        Weight(f"{H}.self_attention.query_key_value.weight", QKV_PATHS, HeadsInterleaved()),
+        Weight(f"{H}.self_attention.query_key_value.bias", QKV_BIAS_PATHS, HeadsInterleaved()),
         *linear(f"{H}.self_attention.dense", "layers/mixer/output"),
         *linear(f"{H}.mlp.dense_h_to_4h", "layers/feed_forward/up"),
         *linear(f"{H}.mlp.dense_4h_to_h", "layers/feed_forward/down"),
@@ -252,21 +248,7 @@ FALCON = Family(
 # Cohere.
 
 
-def _read_cohere(fields: Fields, config: TransformerConfig) -> TransformerConfig:
-    if not fields.take("use_qk_norm"):
-        return config
-    return with_settings(
-        config,
-        {
-            "layer_pattern.mixer.qk_norm": config.layer_pattern[0].norm,
-            "layer_pattern.mixer.qk_norm_heads": "separate",
-        },
-    )
-
-
-def _write_cohere(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    return {"use_qk_norm": mixer.qk_norm is not None}
+COHERE_NORMS = QueryKeyNorm("use_qk_norm", "separate")
 
 
 COHERE = Family(
@@ -297,8 +279,8 @@ COHERE = Family(
         Weight(f"{LAYER}.self_attn.k_norm.weight", "layers/mixer/key_norm/gain", WholeStack()),
         *GATED,
     ),
-    read_rest=_read_cohere,
-    write_rest=_write_cohere,
+    read_rest=COHERE_NORMS.read,
+    write_rest=COHERE_NORMS.write,
     prefix="model.",
     ignored=ROTARY_BUFFERS,
 )

@@ -78,13 +78,20 @@ class PretrainedConfig(NamedTuple):
     """`model_type` of the files, where the model is their text part."""
     pooling: Pooling = "first"
     """Pooling of a classifier."""
+    end_token: int | None = None
+    """`Classifier.end_token`."""
     packing: Packing | None = None
     """How the weights are packed, if they are."""
 
     def make_model(self, hardware: Hardware | None = None) -> Model:
         """Return the model of this config."""
         return make_model(
-            self.architecture, self.config, self.num_classes, hardware, pooling=self.pooling
+            self.architecture,
+            self.config,
+            self.num_classes,
+            hardware,
+            pooling=self.pooling,
+            end_token=self.end_token,
         )
 
     @property
@@ -110,6 +117,7 @@ def make_model(
     num_classes: int = 2,
     hardware: Hardware | None = None,
     pooling: Pooling = "first",
+    end_token: int | None = None,
 ) -> Model:
     """Return the model of an architecture."""
     model_class = MODELS[architecture.kind]
@@ -120,6 +128,7 @@ def make_model(
             hardware,
             num_classes=num_classes,
             pooling=pooling,
+            end_token=end_token,
             head_bias=architecture.head_bias,
         )
     if architecture.kind == "tagger":
@@ -152,6 +161,7 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     try:
         config = architecture.with_pooler(family.read_config(fields))
         pooling = architecture.read_pooling(fields)
+        end_token = architecture.read_end_token(fields)
     except InteropError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -160,7 +170,16 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     config = dataclasses.replace(config, precision=precision or Precision())
     notes = _field_notes(fields.unknown(), family.model_type)
     return PretrainedConfig(
-        config, family, architecture, values, other_head, notes, multimodal, pooling, packing
+        config,
+        family,
+        architecture,
+        values,
+        other_head,
+        notes,
+        multimodal,
+        pooling,
+        end_token,
+        packing,
     )
 
 
@@ -329,7 +348,8 @@ def write_model(
         raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
     tensors = model_tensors(chosen.rules(architecture), model_leaves(model), model.config)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    shapes |= dict.fromkeys(chosen.zeros, (1, model.config.vocab_size))
+    if architecture.kind == "encoder_decoder":
+        shapes |= dict.fromkeys(chosen.zeros, (1, model.config.vocab_size))
     arrays = arrays_by_path(params)
 
     def num_bytes(shape: tuple[int, ...]) -> int:

@@ -40,7 +40,7 @@ from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions, SinusoidalPositions
 from transformer.models.block import BlockConfig
-from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.config import EncoderConfig, PoolerConfig, TransformerConfig
 
 
 def _on_both_sides(path: str) -> tuple[str, str]:
@@ -294,9 +294,27 @@ def bart_tables(root: str = "model") -> tuple[Weight, ...]:
     )
 
 
+def _bart_classes(name: str) -> tuple[Architecture, Architecture]:
+    """Return the encoder-decoder, and the classifier of its state at the last end token."""
+    return (
+        Architecture(f"{name}ForConditionalGeneration", "encoder_decoder"),
+        Architecture(
+            f"{name}ForSequenceClassification",
+            "classifier",
+            (
+                *linear("classification_head.dense", "pooler"),
+                *linear("classification_head.out_proj", "head"),
+            ),
+            pooler=lambda config: PoolerConfig(),
+            pooling="last",
+            has_end_token=True,
+        ),
+    )
+
+
 BART = Family(
     "bart",
-    (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
+    _bart_classes("Bart"),
     base=TransformerConfig(
         layer_pattern=(dataclasses.replace(BART_BLOCK, cross_attention=AttentionConfig()),),
         encoder=EncoderConfig(layer_pattern=(BART_BLOCK,), final_norm=None),
@@ -332,7 +350,7 @@ PRE_NORM = {"normalize_before": (True,), "add_final_layer_norm": (True,)}
 MBART = dataclasses.replace(
     BART,
     model_type="mbart",
-    architectures=(Architecture("MBartForConditionalGeneration", "encoder_decoder"),),
+    architectures=_bart_classes("MBart"),
     base=with_settings(
         BART.base,
         {
@@ -400,7 +418,7 @@ def _write_led(config: TransformerConfig) -> dict[str, Any]:
     return {"attention_window": [2 * windows[layer % len(windows)] for layer in range(depth)]}
 
 
-LOCAL, QKV = "longformer_self_attn", ("query", "key", "value")
+LOCAL, LOCAL_NAMES = "longformer_self_attn", ("query", "key", "value")
 
 LED = dataclasses.replace(
     BART,
@@ -421,7 +439,7 @@ LED = dataclasses.replace(
     ),
     weights=(
         *bart_tables("led"),
-        *bart_stack("encoder", "led", (*(f"{LOCAL}.{name}" for name in QKV), "output")),
+        *bart_stack("encoder", "led", (*(f"{LOCAL}.{name}" for name in LOCAL_NAMES), "output")),
         *global_projections(
             f"led.encoder.layers.{{layer}}.self_attn.{LOCAL}", "encoder/layers/mixer"
         ),

@@ -14,7 +14,7 @@ from transformer.attention.mixer import MixerInputs
 from transformer.layers.basic import fold_in
 from transformer.model_context import ModelContext
 from transformer.models.block import Memory
-from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.embedding import (
     compute_logits,
     declare_embedding,
@@ -25,6 +25,7 @@ from transformer.models.embedding import (
 from transformer.models.model import (
     EXAMPLE_TOKENS,
     LOGITS,
+    BackboneOutput,
     Model,
     ModelOutput,
     apply_layers,
@@ -54,11 +55,6 @@ class EncoderDecoder(Model):
                 "model.layer_pattern: no block attends to the source; give one cross_attention"
             )
 
-    @property
-    def encoder_config(self) -> EncoderConfig:
-        assert self.config.encoder is not None  # checked in __post_init__
-        return self.config.encoder
-
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return EXAMPLE_TOKENS, EXAMPLE_TOKENS
@@ -85,73 +81,29 @@ class EncoderDecoder(Model):
 
         `Model` describes the other arguments.
         """
-        examples = next((x for x in (tokens, source, memory) if x is not None), None)
-        if examples is None:
-            raise ValueError("neither source nor tokens: give at least one")
-        check_shapes(
-            source=(source, "B S | None", int),
-            tokens=(tokens, "B T | None", int),
-            memory=(memory, "B S D | None", float),
-            source_segments=(source_segments, "B? S | None", int, bool),
-            source_positions=(source_positions, "B? S | None", int),
-            positions=(positions, "B? T | None", int),
-            segments=(segments, "B? T | None", int, bool),
-        )
-        reject_explicit_axes(source=source, tokens=tokens)
-        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
-        check_segments("source_segments", source_segments)
-        check_segments("segments", segments)
         config, context = self.config, self.context
-        if cache is not None and tokens is not None:
-            check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
-        taps = make_taps(config, outputs, edits)
-        encoder_aux: Any = ()
-        table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
-        source_table = table
-        if self.encoder_config.vocab_size and source is not None:
-            rows = config.pad_vocab_size(self.encoder_config.vocab_size)
-            source_table = declare_embedding(self, "source_embedding", rows, context)
-        if source is not None:
-            vocab_size = config.source_vocab_size
-            check_token_ids("source", source, vocab_size, config.pad_vocab_size(vocab_size))
-            check_positions("source", source.shape[1], source_positions, config.source.max_length)
-            # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
-            encoder = Encoder(config, context, name="encoder")
-            encoded = encoder(
-                source,
-                source_table,
-                source_positions,
-                source_segments,
-                fold_in(dropout_rngs, 0),
-                outputs,
-                taps.encoder,
-            )
-            memory, encoder_aux = encoded.x, encoded.aux
-        if tokens is None:
-            assert memory is not None  # `source` or `memory` is given
-            return ModelOutput(None, memory, encoder_aux=encoder_aux)
-        check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
-        check_positions("tokens", tokens.shape[1], positions, config.max_length)
-        positions = positions_or_arange(positions, tokens.shape[1])
-        attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
-        decoder = Decoder(config, context, name="decoder")
-        output = decoder(
+        output = apply_both_sides(
+            self,
+            source,
             tokens,
-            table,
-            attended,
-            positions,
-            segments,
-            cache,
-            fold_in(dropout_rngs, 1),
-            outputs,
-            taps.layers,
+            memory=memory,
+            source_segments=source_segments,
+            source_positions=source_positions,
+            positions=positions,
+            segments=segments,
+            cache=cache,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
+            edits=edits,
         )
-        matrix = declare_output_matrix(self, table, config, context)
+        if tokens is None:
+            return ModelOutput(None, output.x, encoder_aux=output.encoder_aux)
+        matrix = declare_output_matrix(self, output.embedding_table, config, context)
         bias = declare_output_bias(self, config)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, context, bias)
-        return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
+        return ModelOutput(logits, output.x, output.cache, output.aux, output.encoder_aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
@@ -162,6 +114,90 @@ class EncoderDecoder(Model):
         check_cache_length(self.config, length)
         pattern = self.config.layer_pattern
         return init_cache(pattern, self.context, batch_size, length, source_length)
+
+
+def apply_both_sides(
+    model: Model,
+    source: Int[Array, "B S"] | None,
+    tokens: Int[Array, "B T"] | None,
+    *,
+    memory: Float[Array, "B S D"] | None = None,
+    source_segments: Int[Array, "#B S"] | Bool[Array, "#B S"] | None = None,
+    source_positions: Int[Array, "#B S"] | None = None,
+    positions: Int[Array, "#B T"] | None = None,
+    segments: Segments | None = None,
+    cache: tuple[Any, ...] | None = None,
+    dropout_rngs: Key[Array, "B"] | None = None,
+    outputs: Outputs,
+    edits: Mapping[str, Edit] | None = None,
+) -> BackboneOutput:
+    """Check the inputs of a model with an encoder, and apply encoder and decoder in its scope.
+
+    The arguments are those of `EncoderDecoder`. Without `tokens`, `x` is the encoder's output.
+    """
+    examples = next((x for x in (tokens, source, memory) if x is not None), None)
+    if examples is None:
+        raise ValueError("neither source nor tokens: give at least one")
+    check_shapes(
+        source=(source, "B S | None", int),
+        tokens=(tokens, "B T | None", int),
+        memory=(memory, "B S D | None", float),
+        source_segments=(source_segments, "B? S | None", int, bool),
+        source_positions=(source_positions, "B? S | None", int),
+        positions=(positions, "B? T | None", int),
+        segments=(segments, "B? T | None", int, bool),
+    )
+    reject_explicit_axes(source=source, tokens=tokens)
+    dropout_rngs = model.example_rngs(dropout_rngs, examples.shape[0])
+    check_segments("source_segments", source_segments)
+    check_segments("segments", segments)
+    config, context = model.config, model.context
+    assert config.encoder is not None  # checked by the model
+    if cache is not None and tokens is not None:
+        check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
+    taps = make_taps(config, outputs, edits)
+    encoder_aux: Any = ()
+    table = declare_embedding(model, "embedding", config.padded_vocab_size, context)
+    source_table = table
+    if config.encoder.vocab_size and source is not None:
+        rows = config.pad_vocab_size(config.encoder.vocab_size)
+        source_table = declare_embedding(model, "source_embedding", rows, context)
+    if source is not None:
+        vocab_size = config.source_vocab_size
+        check_token_ids("source", source, vocab_size, config.pad_vocab_size(vocab_size))
+        check_positions("source", source.shape[1], source_positions, config.source.max_length)
+        # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
+        encoder = Encoder(config, context, name="encoder")
+        encoded = encoder(
+            source,
+            source_table,
+            source_positions,
+            source_segments,
+            fold_in(dropout_rngs, 0),
+            outputs,
+            taps.encoder,
+        )
+        memory, encoder_aux = encoded.x, encoded.aux
+    if tokens is None:
+        assert memory is not None  # `source` or `memory` is given
+        return BackboneOutput(memory, None, (), table, dropout_rngs, encoder_aux)
+    check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
+    check_positions("tokens", tokens.shape[1], positions, config.max_length)
+    positions = positions_or_arange(positions, tokens.shape[1])
+    attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
+    decoder = Decoder(config, context, name="decoder")
+    output = decoder(
+        tokens,
+        table,
+        attended,
+        positions,
+        segments,
+        cache,
+        fold_in(dropout_rngs, 1),
+        outputs,
+        taps.layers,
+    )
+    return BackboneOutput(output.x, output.cache, output.aux, table, dropout_rngs, encoder_aux)
 
 
 def _source_mask(

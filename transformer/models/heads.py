@@ -14,6 +14,7 @@ from transformer.layers.norms import Norm
 from transformer.model_context import ModelContext
 from transformer.models.config import TransformerConfig
 from transformer.models.embedding import head_rngs
+from transformer.models.encoder_decoder import apply_both_sides
 from transformer.models.model import LOGITS, Model, ModelOutput
 from transformer.taps import Edit, Outputs
 from transformer.validation import check_integer
@@ -86,8 +87,23 @@ def last_token(
     """Return the last token that is not padding; the first one if all are."""
     if segments is None:
         return x[:, -1:]
-    index = jnp.max(jnp.arange(x.shape[1])[None] * (segments != 0), axis=1)
-    return jnp.take_along_axis(x, index[:, None, None], axis=1)
+    return jnp.take_along_axis(x, last_index(segments)[:, None, None], axis=1)
+
+
+def last_index(segments: Segments) -> Int[Array, "B"]:
+    """Return the index of the last token that is not padding; 0 if all are."""
+    return jnp.max(jnp.arange(segments.shape[1])[None] * (segments != 0), axis=1)
+
+
+def last_token_first(
+    tokens: Int[Array, "B T"],
+    segments: Segments | None,  # 0 is padding
+) -> Int[Array, "B T"]:
+    """Return tokens shifted right by one, with the last that is not padding at the front."""
+    last = tokens[:, -1:]
+    if segments is not None:
+        last = jnp.take_along_axis(tokens, last_index(segments)[:, None], axis=1)
+    return jnp.concatenate([last, tokens[:, :-1]], axis=1)
 
 
 def masked_mean(
@@ -118,11 +134,14 @@ class Classifier(Model):
     """An encoder, pooling, and logits of C classes for each sequence.
 
     With `pooling` "first", the first token should be one added for the purpose, such as BERT's
-    [CLS] (Devlin et al. 2019, section 3).
+    [CLS] (Devlin et al. 2019, section 3). With `config.encoder` encoder and decoder both read the
+    text, the decoder with the last token moved to the front, and its states are pooled (Lewis et
+    al. 2020, section 3.1).
     """
 
     num_classes: int = 2  # C
     pooling: Pooling = "first"  # vector of a sequence
+    end_token: int | None = None  # pooling "last" takes the last of these; None: of all tokens
     head_dropout: float = 0.0  # dropout rate of the pooled vector
     head_bias: bool = True  # add a bias to each logit
     predicted_fraction: ClassVar[float] = 0.0
@@ -131,6 +150,8 @@ class Classifier(Model):
         super().__post_init__()
         check_head(self.num_classes, self.head_dropout)
         check_pooling(self.pooling, self.config.causal)
+        if self.end_token is not None and self.pooling != "last":
+            raise ValueError(f"end_token {self.end_token}: is for pooling last; set it to None")
 
     @nn.compact
     def __call__(
@@ -147,23 +168,42 @@ class Classifier(Model):
     ) -> ModelOutput:
         """Return `logits` [B, C]; `Model` describes the arguments."""
         config, context = self.config, self.context
-        output = self.apply_backbone(
-            tokens,
-            positions=positions,
-            segments=segments,
-            single_document=True,
-            token_types=token_types,
-            dropout_rngs=dropout_rngs,
-            outputs=outputs,
-            edits=edits,
-        )
-        pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
+        if config.encoder is None:
+            output = self.apply_backbone(
+                tokens,
+                positions=positions,
+                segments=segments,
+                single_document=True,
+                token_types=token_types,
+                dropout_rngs=dropout_rngs,
+                outputs=outputs,
+                edits=edits,
+            )
+        else:
+            output = apply_both_sides(
+                self,
+                tokens,
+                last_token_first(tokens, segments),
+                source_segments=segments,
+                source_positions=positions,
+                positions=positions,
+                segments=segments,
+                dropout_rngs=dropout_rngs,
+                outputs=outputs,
+                edits=edits,
+            )
+        candidates = segments
+        if self.end_token is not None:
+            is_end = tokens == self.end_token
+            is_end = is_end if segments is None else is_end & (segments != 0)
+            candidates = is_end.astype(jnp.int32)
+        pooled = pool_sequence(self, output.x, candidates, self.pooling, config, context)
         rngs = head_rngs(output.dropout_rngs, context)
         pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         bias = self.head_bias
         logits = apply_linear(self, "head", pooled, embed, classes, context, bias=bias)[:, 0]
-        return ModelOutput(logits, output.x, None, output.aux)
+        return ModelOutput(logits, output.x, None, output.aux, output.encoder_aux)
 
 
 class Tagger(Model):

@@ -69,6 +69,7 @@ class BackboneOutput(NamedTuple):
     aux: tuple[dict[str, jax.Array], ...]
     embedding_table: Float[Array, "Vp De"]
     dropout_rngs: Key[Array, "B"] | None  # one for each example
+    encoder_aux: Any = ()
 
 
 class Model(nn.Module):

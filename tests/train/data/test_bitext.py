@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
 
 from train.data.bitext import (
     BitextDataConfig,
@@ -13,9 +15,13 @@ from train.data.bitext import (
     encode_sentences,
     prepare_bitext,
     read_sentence_pairs,
+    source_frame,
+    target_frame,
 )
 from train.data.data_config import TokenizerConfig
 from train.data.examples import ExampleCorpus
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_settings import TokenizerSettings
 from train.errors import UserError
 
 ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]
@@ -180,3 +186,74 @@ def test_files_that_are_no_pairs_are_errors(files: Path) -> None:
     (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
     with pytest.raises(UserError, match=r"train\.de: has 3 lines, but .*train\.en has 4"):
         prepared(files)
+
+
+def language_tokenizer(template: str, names: tuple[str, str], **settings: Any) -> Tokenizer:
+    words = ["<s>", "<pad>", "</s>", "dog", "hund", *names]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, "dog"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", *names])
+    around = [(each, words.index(each)) for each in template.split() if each != "$A"]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
+    return Tokenizer(backend, "mine", TokenizerSettings(end_token_ids=(2,), **settings))
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "start", "source", "target", "read", "written"),
+    [
+        # mBART-50, NLLB and M2M-100: the decoder starts with </s> and must write the language.
+        ("en_XX $A </s>", ("en_XX", "de_DE"), 2, "", "de_DE", "en_XX dog </s>", "de_DE hund </s>"),
+        (
+            "__en__ $A </s>",
+            ("__en__", "__de__"),
+            2,
+            "de",
+            "en",
+            "__de__ dog </s>",
+            "__en__ hund </s>",
+        ),
+        # NLLB of older files has it after the text; a target then has it at both ends.
+        (
+            "$A </s> eng_Latn",
+            ("eng_Latn", "deu_Latn"),
+            2,
+            "",
+            "deu_Latn",
+            "dog </s> eng_Latn",
+            "deu_Latn hund </s> deu_Latn",
+        ),
+        # mBART-25: the decoder starts with the language.
+        ("$A </s> en_XX", ("en_XX", "de_DE"), 5, "", "de_DE", "dog </s> en_XX", "hund </s> de_DE"),
+    ],
+)
+def test_languages_have_their_tokens(
+    template: str,
+    names: tuple[str, str],
+    start: int,
+    source: str,
+    target: str,
+    read: str,
+    written: str,
+) -> None:
+    tokenizer = language_tokenizer(template, names, decoder_start_token_id=start)
+    assert tokenizer.eos_token_id == 2
+    ids = tokenizer.vocabulary
+    frame = target_frame(tokenizer, language=target)
+    token = tokenizer.language_token_ids[target]
+    assert (frame.start, frame.forced) == ((token, None) if start == 5 else (2, token))
+    of_source = source_frame(tokenizer, source)
+    for text, sides, expected in (("dog", of_source, read), ("hund", frame, written)):
+        [tokens] = encode_sentences(tokenizer, [text], sides)
+        assert tokens.tolist() == [ids[word] for word in expected.split()]
+    with pytest.raises(UserError, match="target_language xx: is not a language"):
+        target_frame(tokenizer, language="xx")
+
+
+def test_language_of_the_files_begins_targets() -> None:
+    """`forced_bos_token_id`, as models of one target language have it."""
+    tokenizer = language_tokenizer(
+        "en_XX $A </s>", ("en_XX", "de_DE"), decoder_start_token_id=2, forced_bos_token_id=6
+    )
+    frame = target_frame(tokenizer)
+    assert (frame.start, frame.forced, frame.before.tolist()) == (2, 6, [6])
+    assert source_frame(tokenizer).before.tolist() == [5]

@@ -149,6 +149,23 @@ def test_decoder_start_of_the_files(tmp_path: Path) -> None:
     assert Tokenizer.load(run).decoder_start_token_id == B
     config = {"model_type": "t5", "pad_token_id": CLS}
     assert load(tmp_path, config=config).decoder_start_token_id == CLS
+    # That of the type, which a config.json may leave out.
+    assert load(tmp_path, config={"model_type": "pegasus"}).decoder_start_token_id == 0
+    assert load(tmp_path, config={"model_type": "m2m_100"}).decoder_start_token_id == 2
+
+
+def test_forced_token_of_the_files(tmp_path: Path) -> None:
+    config = {"model_type": "mbart", "forced_bos_token_id": B}
+    tokenizer = load(tmp_path, config=config)
+    assert tokenizer.forced_bos_token_id == B
+    run = tmp_path / "run"
+    run.mkdir()
+    tokenizer.save(run / "tokenizer.json")
+    write_folder(run, **settings_files(tokenizer.settings, ()))
+    assert Tokenizer.load(run).forced_bos_token_id == B
+    generation = {"forced_bos_token_id": None}
+    found = load(tmp_path, config=config, generation_config=generation)
+    assert found.forced_bos_token_id is None
 
 
 def test_tokens_without_a_row_are_refused_in_texts(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def an_experiment(
         vocab_size=VOCAB,
         layer_loop="scan",
         causal=model != "capacity",
+        share_layers=model == "shared",
     )
     data: Any = dataclasses.replace(
         experiment.text_data, sequence_length=sequence_length, document_masking=True

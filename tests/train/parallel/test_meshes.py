@@ -56,6 +56,8 @@ def alone(folder: Path) -> Callable[[str], Outcome]:
         ("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
         ("capacity", MeshConfig(data=4, context=2)),
         ("windows", MeshConfig(data=2, context=4)),
+        ("shared", MeshConfig(data=2, fsdp=2, tensor=2)),
+        ("shared", MeshConfig(data=2, context=4)),
     ],
     ids=str,
 )

@@ -1,6 +1,7 @@
 """Tiny experiments of every task, each with its own small file."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import jax
 from tests.train.support import LENGTH, tiny, write_text
 from train.data.bitext import BitextDataConfig
 from train.data.data_config import TokenizerConfig
+from train.data.question_answers import QuestionAnsweringDataConfig
 from train.data.text_labels import ClassificationDataConfig
 from train.data.token_labels import TokenLabelDataConfig
 from train.experiment import EvaluationConfig, Experiment
 from train.tasks.classification import Classification, Tagging
 from train.tasks.masked_language_modeling import MaskedLanguageModeling
+from train.tasks.question_answering import QuestionAnswering
 from train.tasks.translation import Translation
 from transformer import AttentionConfig, EncoderConfig
 
@@ -65,6 +68,24 @@ def write_tagged_words(path: Path, *, sentences: int, seed: int) -> Path:
             before = word
         result.append("".join(words))
     path.write_text("\n".join(result))
+    return path
+
+
+def write_questions(path: Path, *, questions: int, seed: int) -> Path:
+    """Write questions for the animal or the tool of texts of 6 or 14 words; a third has none."""
+    drawn = rng(seed)
+    rows = []
+    for number in range(questions):
+        kind, names = drawn.choice([("animal", ANIMALS), ("tool", TOOLS)])
+        words = [drawn.choice(list(OTHERS)) for _ in range(14 if number % 4 == 0 else 6)]
+        answers: dict[str, list[object]] = {"text": [], "answer_start": []}
+        if number % 3:
+            place, name = drawn.randrange(len(words)), drawn.choice(list(names))
+            answers = {"text": [name], "answer_start": [len(" ".join([*words[:place], ""]))]}
+            words[place] = name
+        row = {"question": f"which {kind}", "context": " ".join(words), "answers": answers}
+        rows.append(json.dumps(row) + "\n")
+    path.write_text("".join(rows))
     return path
 
 
@@ -130,6 +151,21 @@ def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
     )
 
 
+def tiny_answerer(folder: Path, **changes: Any) -> Experiment:
+    data = QuestionAnsweringDataConfig(
+        path=str(write_questions(folder / "train.jsonl", questions=200, seed=0)),
+        test_path=str(write_questions(folder / "test.jsonl", questions=21, seed=1)),
+        max_length=LENGTH,
+        overlap=4,
+        tokenizer=TokenizerConfig("word"),
+    )
+    experiment = encoder(tiny(folder, num_layers=1))
+    model = dataclasses.replace(experiment.model, num_token_types=2)
+    return dataclasses.replace(
+        experiment, task=QuestionAnswering(), data=data, model=model, **changes
+    )
+
+
 def tiny_translator(folder: Path, **changes: Any) -> Experiment:
     data = BitextDataConfig(
         path=str(write_bitext(folder / "train", pairs=200, seed=0)),
@@ -160,5 +196,6 @@ TINY = {
     "masked": tiny_masked,
     "classification": tiny_classifier,
     "tagging": tiny_tagger,
+    "answers": tiny_answerer,
     "translation": tiny_translator,
 }

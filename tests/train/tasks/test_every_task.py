@@ -36,13 +36,21 @@ Capture = pytest.CaptureFixture[str]
 
 RENDERS_PLOTS = True
 
-STEPS = {"language": 12, "masked": 12, "classification": 24, "tagging": 24, "translation": 12}
+STEPS = {
+    "language": 12,
+    "masked": 12,
+    "classification": 24,
+    "tagging": 24,
+    "answers": 24,
+    "translation": 12,
+}
 
 METRICS = {
     "language": {"loss", "perplexity", "bits_per_byte"},
     "masked": {"loss", "accuracy"},
     "classification": {"loss", "accuracy"},
     "tagging": {"loss", "accuracy", "f1"},
+    "answers": {"loss", "accuracy", "exact_match", "f1"},
     "translation": {"loss", "perplexity", "bleu", "tokenised_bleu"},
 }
 
@@ -51,6 +59,7 @@ PROMPTS = {
     "masked": "the [MASK]at sat",
     "classification": "the red fish",
     "tagging": "the red fish",
+    "answers": "which animal\nthe red fish",
     "translation": "the red fish",
 }
 
@@ -146,10 +155,13 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert trained.run.generate([]) == []
 
 
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+SAMPLING = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed"),
+    *("source_language", "target_language"),
+)
 SUPPORTED = {
     "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
-    "translation": {"beams"},
+    "translation": {"beams", "source_language", "target_language"},
 }
 
 
@@ -168,6 +180,8 @@ def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
         # The space before a mask is part of the masked token.
         read = prompt.replace(" [MASK]", "[MASK]").replace(" ", "·")
         assert "".join(view.tokens[1:]) == read
+    elif name == "answers":
+        assert [*tokens[1:3], *tokens[4:-1]] == prompt.split()
     else:
         assert tokens[-3:] == prompt.split()
     causal = trained.experiment.model.causal
@@ -230,5 +244,9 @@ def test_losses_are_independent_of_devices_and_microbatches(
     first = {step: loss for step, loss in losses(trained.workdir).items() if step <= 4}
     assert losses(tmp_path / "run") == pytest.approx(first, abs=1e-5)
     expected = train.load(str(trained.workdir), step=4)
-    actual, expected_losses = (jax.tree.map(np.asarray, each.params) for each in (run, expected))
-    assert_close(actual, expected_losses, 1e-4)
+    actual, expected_params = (jax.tree.map(np.asarray, each.params) for each in (run, expected))
+    if trained.name == "answers":
+        # A shift of all logits of a row changes nothing, and Adam scales up rounding errors.
+        for params in (actual, expected_params):
+            del params["head_bias"], params["final_norm"]["bias"]
+    assert_close(actual, expected_params, 1e-4)

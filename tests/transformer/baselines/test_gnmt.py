@@ -72,7 +72,8 @@ def test_cached_decoding_matches_full_pass(model: EncoderDecoder) -> None:
 def test_published_parameter_count() -> None:
     """Eight layers of 1,024 on each side, and a vocabulary of 32,000 subwords."""
     config = gnmt_config(vocab_size=32_000)
-    encoder = EncoderDecoder(config).encoder_config.layer_pattern[0].mixer
+    assert config.encoder is not None
+    encoder = config.encoder.layer_pattern[0].mixer
     assert isinstance(encoder, GNMTEncoderConfig)
     assert (encoder.num_layers, encoder.dropout) == (8, 0.2)
     lstm = lambda inputs: 4 * 1024 * (inputs + 1024 + 1)  # noqa: E731

@@ -219,6 +219,30 @@ def test_cached_search_matches_search_by_full_passes(beams: int) -> None:
         assert np.isclose(score, best, rtol=1e-4)
 
 
+def test_a_forced_first_token_counts_nothing_and_the_rest_follows_it() -> None:
+    model, run, params = make_model(CONFIG)
+    search = dict(start_token=0, stop_token=12, extra_length=5, length_factor=0.0)
+    for beams in (1, 3):
+        config = BeamSearchConfig(beams, 0.0)
+        found = translate(
+            model,
+            params["params"],
+            [SOURCE[0]],
+            first_token=7,
+            beam_search_config=config,
+            **search,  # type: ignore[arg-type]
+        )
+        [tokens], [score] = found.tokens, found.scores
+        assert tokens[0] == 7
+        ended = [*tokens, 12][:5]  # the stop token is not returned
+        logits = run(params, SOURCE[:1], np.array([[0, *ended[:-1]]])).logits[0]
+        log_probs = np.asarray(jax.nn.log_softmax(logits))
+        expected = sum(log_probs[i, token] for i, token in enumerate(ended) if i)
+        assert np.isclose(score, expected, rtol=1e-4)
+        if beams == 1:
+            assert ended[1:] == log_probs[1:].argmax(-1).tolist()
+
+
 def expected_search(
     run: Any, params: Any, source: Any, begin: int, stop: int, beams: int, limit: int
 ) -> tuple[float, list[int]]:

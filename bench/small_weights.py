@@ -125,7 +125,8 @@ def temporary_bytes(model: LanguageModel, params: Any, options: Options) -> int:
     )
     counts = np.int32(options.new_tokens), np.int32(1)
     program = continue_rows.lower(params, state, no_token, *counts, model=model).compile()
-    return int(program.memory_analysis().temp_size_in_bytes)
+    analysis: Any = program.memory_analysis()
+    return int(analysis.temp_size_in_bytes)
 
 
 def measure(options: Options) -> list[Measurement]:

@@ -66,14 +66,16 @@ def test_fp4_and_permuted_groups_follow_their_formulas() -> None:
     codes = rng.integers(0, 256, (4, 3), np.uint8)
     nibbles = np.stack([codes & 15, codes >> 4], 1).reshape(8, 3)
     exponents = rng.integers(100, 140, (2, 3), np.uint8)
-    weight = QuantizedWeight(*map(jnp.asarray, (codes, exponents)), None, None, (8,), 1, "float32")
+    weight = QuantizedWeight(
+        jnp.asarray(codes), jnp.asarray(exponents), None, None, (8,), 1, "float32"
+    )
     powers = 2.0 ** (exponents.astype(int) - 127)
     expected = np.array(FP4_VALUES)[nibbles] * np.repeat(powers, 4, axis=0)
     np.testing.assert_array_equal(weight.dequantize(), expected.astype(np.float32))
     scales, zeros = normal(1, 2, 3), rng.integers(0, 16, (2, 3), np.uint8)
     index = np.array([0, 1, 1, 0, 0, 1, 0, 1], np.int32)
-    arrays = map(jnp.asarray, (codes, scales, zeros, index))
-    weight = QuantizedWeight(*arrays, (8,), 1, "float32")
+    parts = [jnp.asarray(each) for each in (codes, scales, zeros, index)]
+    weight = QuantizedWeight(parts[0], parts[1], parts[2], parts[3], (8,), 1, "float32")
     expected = (nibbles - zeros[index].astype(float)) * scales[index]
     assert_close(weight.dequantize(), expected)
 
@@ -168,10 +170,12 @@ def test_one_matrix_at_a_time_is_in_floats(kind: Any) -> None:
 
     def loss(trainable: Any, frozen: Any) -> Any:
         combined, keys = layout.combine(trainable, frozen), jax.random.split(jax.random.key(0), 1)
-        return jnp.sum(model.apply({"params": combined}, tokens, dropout_rngs=keys).logits)
+        logits: Any = model.apply({"params": combined}, tokens, dropout_rngs=keys).logits
+        return jnp.sum(logits)
 
     def temporary_bytes(program: Any, *args: Any) -> int:
-        return jax.jit(program).lower(*args).compile().memory_analysis().temp_size_in_bytes
+        analysis: Any = jax.jit(program).lower(*args).compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)
 
     largest, layers = 128 * 512 * 4, 6 * 3 * 128 * 512 * 4
     forward = temporary_bytes(lambda p: model.apply({"params": p}, tokens).logits, shapes)

@@ -160,7 +160,7 @@ def _restore_model(
         return _restore_mean(checkpoints, steps, name, abstract, dtypes)
     # One matrix at a time: the devices never hold the model in floats.
     axes, flat_dtypes = flatten_dict(engine.model.logical_axes()), flatten_dict(dtypes)
-    params = {}
+    params: dict[Any, Any] = {}
     for path, shape in flatten_dict(abstract).items():
         trees = (unflatten_dict({path: leaf}) for leaf in (shape, flat_dtypes[path]))
         part = _restore_mean(checkpoints, steps, name, *trees)

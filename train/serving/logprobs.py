@@ -72,7 +72,7 @@ def completion_logprobs(
     offsets: list[int] = []
     for token in row:
         offsets.append(offset)
-        offset += len(decoder.push(int(token)))
+        offset += len(decoder.push([int(token)]))
     values: list[float | None] = [None]
     tops: list[dict[str, float] | None] = [None]
     for token, value, top, top_tokens in zip(

@@ -204,7 +204,7 @@ def read_model(
     Args:
       folder: Folder with config.json and safetensors files.
       precision: Precision policy of the model; default float32. Weights of any dtype are cast to
-        that of the policy's parameters. Packed matrices become `QuantizedWeight`s as they are.
+        that of the policy's parameters. Packed matrices stay packed, each a `QuantizedWeight`.
       shardings: Function from the model to a tree of shardings, one for each parameter. Every
         device gets its own slice. Default: the first local device.
       on_progress: Called after each parameter with the fraction of all weights that it is.

@@ -54,7 +54,7 @@ class QuantizedWeight(struct.PyTreeNode):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix: [*stack, *inputs, *outputs]."""
+        """Shape of the matrix: stack, inputs and outputs."""
         axis = self.input_axis
         shape: tuple[int, ...] = self.codes.shape
         return (*shape[:axis], *self.inputs, *shape[axis + 1 :])

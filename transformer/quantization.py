@@ -16,7 +16,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.low_rank import stands_for_matrix
 from transformer.layers.quantized import QuantizedWeight, quantize_weight, quantized_axes
 from transformer.lora import Path, is_adaptable
 
@@ -54,7 +54,7 @@ def quantize_weights(
 
 def quantize_leaf(weight: Any, axes: LogicalAxes, kind: Quantization) -> Any:
     """Return one matrix, or its shape, in few bits."""
-    if isinstance(weight, QuantizedWeight | LowRankWeight):
+    if stands_for_matrix(weight):
         return weight
     stack = len(axes.stack)
     rows = math.prod(weight.shape[stack : stack + len(axes.inputs)])

@@ -333,19 +333,25 @@ def test_evaluation_of_an_import_without_data_names_the_remedy(
     assert "run: was imported without data; import it again with --data PATH" in failed.error
 
 
+def make_mbart(folder: Path, fixture: str, template: str) -> list[str]:
+    """Copy a tiny mBART, give it a tokenizer with tokens of languages, and return its words."""
+    shutil.copytree(FIXTURES / fixture, folder)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", "de_DE"]
+    words = [*special, *(f"w{i}" for i in range(45))]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(special)
+    backend.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("</s>", 2), ("en_XX", 4)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    return words
+
+
 def test_a_classifier_of_bart_predicts_trains_and_is_exported(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(FIXTURES / "mbart-classifier", source)
-    words = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", *(f"w{i}" for i in range(46))]
-    backend = tokenizers.Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
-    )
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(words[:5])
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s> en_XX", special_tokens=[("</s>", 2), ("en_XX", 4)]
-    )
-    backend.save(str(source / "tokenizer.json"))
+    words = make_mbart(source, "mbart-classifier", "$A </s> en_XX")
     import_model(str(source), str(tmp_path / "imported"))
     run = load(str(tmp_path / "imported"))
     tokens = [[words.index(each) for each in ("w3", "w4", "w3", "</s>", "en_XX")]]
@@ -371,17 +377,7 @@ def test_a_classifier_of_bart_predicts_trains_and_is_exported(tmp_path: Path) ->
 
 def test_a_translation_begins_with_the_token_of_its_language(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(FIXTURES / "mbart-untied", source)
-    words = ["<s>", "<pad>", "</s>", "<unk>", "en_XX", "de_DE", *(f"w{i}" for i in range(45))]
-    backend = tokenizers.Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
-    )
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(words[:6])
-    backend.post_processor = processors.TemplateProcessing(
-        single="en_XX $A </s>", special_tokens=[("</s>", 2), ("en_XX", 4)]
-    )
-    backend.save(str(source / "tokenizer.json"))
+    words = make_mbart(source, "mbart-untied", "en_XX $A </s>")
     import_model(str(source), str(tmp_path / "run"))
     run = load(str(tmp_path / "run"))
     model: Any = run.model

@@ -149,7 +149,7 @@ class LmEvalArguments:
 
     After W come the options of `lm-eval run`: --tasks, --num_fewshot, --limit, --output_path,
     --include_path, --apply_chat_template and others (lm-eval run --help lists them). --model_args
-    sets arguments of train.interop.lm_eval.HarnessModel: step=100 max_length=512.
+    sets arguments of train.interop.lm_eval.HarnessModel: step=100 quantize=int8.
     """
 
     workdir: Workdir

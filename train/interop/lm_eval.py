@@ -42,6 +42,7 @@ from transformer.generation.log_likelihood import log_likelihoods
 from transformer.generation.running_batch import BatchRow, RunningBatch
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
+from transformer.quantization import Quantization
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class HarnessModel(TemplateLM):
     Args:
       run: A run, or its folder.
       step: Step of the checkpoint, if `run` is a folder. None: the run's evaluation weights.
+      quantize: Hold the matrices of the layers in few bits, if `run` is a folder.
       max_length: Most tokens that the model reads. None: those of its learned positions, of the
         files of an import, or else of a training example. A longer context is cut from the left.
       max_gen_toks: Most tokens of a generated text, for tasks that do not say.
@@ -86,6 +88,7 @@ class HarnessModel(TemplateLM):
         run: Run | str | os.PathLike[str],
         *,
         step: int | None = None,
+        quantize: Quantization = "none",
         max_length: int | None = None,
         max_gen_toks: int = 256,
         add_bos_token: bool = True,
@@ -95,7 +98,7 @@ class HarnessModel(TemplateLM):
         device: str | None = None,
     ):
         super().__init__()
-        self.run = run if isinstance(run, Run) else load(run, step=step)
+        self.run = run if isinstance(run, Run) else load(run, step=step, quantize=quantize)
         if not isinstance(self.run.model, LanguageModel) or self.run.tokenizer is None:
             kind = type(self.run.experiment.task).__name__
             raise UserError(

@@ -32,8 +32,7 @@ from train.warm_start.word_vectors import (
     read_word_vectors,
     rows_of_words,
 )
-from transformer.layers.low_rank import LowRankWeight, merge_weight
-from transformer.layers.quantized import QuantizedWeight
+from transformer.layers.low_rank import merge_weight, stands_for_matrix
 from transformer.lora import matches_pattern
 from transformer.models.model import Model
 
@@ -363,10 +362,10 @@ def copy_as(value: Any, like: Any) -> jax.Array:
 def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
     """Return the arrays of the source by tree path: on the host, if they are no JAX arrays."""
     arrays: dict[str, Any] = {}
-    is_weight = lambda leaf: isinstance(leaf, LowRankWeight | QuantizedWeight)  # noqa: E731
-    for path, leaf in jax.tree_util.tree_leaves_with_path(warm_start.params, is_leaf=is_weight):
+    leaves = jax.tree_util.tree_leaves_with_path(warm_start.params, is_leaf=stands_for_matrix)
+    for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if is_weight(leaf):
+        if stands_for_matrix(leaf):
             arrays[name] = leaf
             continue
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

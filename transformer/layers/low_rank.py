@@ -61,8 +61,9 @@ def merge_weight(weight: Any) -> Any:
 
 def merge_weights(params: Any) -> Any:
     """Return parameters with arrays alone: low-rank updates merged, codes dequantized."""
-    return jax.tree.map(
-        merge_weight,
-        params,
-        is_leaf=lambda leaf: isinstance(leaf, LowRankWeight | QuantizedWeight),
-    )
+    return jax.tree.map(merge_weight, params, is_leaf=stands_for_matrix)
+
+
+def stands_for_matrix(leaf: Any) -> bool:
+    """Return True for a weight that is no array: the `is_leaf` of trees of parameters."""
+    return isinstance(leaf, LowRankWeight | QuantizedWeight)

@@ -1,1 +1,5 @@
-"""Fault-injection drills, run by `make drills`: longer and harsher than the tests."""
+"""Drills: faults on purpose, and comparisons with other libraries case by case."""
+
+from bench.entries import Entry
+
+ENTRIES: tuple[Entry, ...] = ()

@@ -1,1 +1,5 @@
-"""Studies: comparisons of many runs on a resumable queue, written to docs/results."""
+"""Studies: many runs with several seeds, which go on where they stopped."""
+
+from bench.entries import Entry
+
+ENTRIES: tuple[Entry, ...] = ()

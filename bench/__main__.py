@@ -1,0 +1,68 @@
+"""Run one of the benchmarks, experiments, studies and drills; without a name, list them."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.entries import PACKAGES, Entry, entries
+
+README = Path(__file__).with_name("README.md")
+INTRODUCTION = """# Benchmarks
+
+What is measured, shown and tried about this project. `python -m bench NAME` runs one, with `--help`
+for its settings; `python -m bench` prints this list. Minutes are for two cores of a shared machine.
+"""
+
+
+def readme() -> str:
+    """Return bench/README.md: the entries as tables."""
+    parts = [INTRODUCTION]
+    for package, listed in entries().items():
+        rows = [
+            f"| `{each.name}` | {each.question} | {_minutes(each)} | {each.needs} |"
+            for each in listed
+        ]
+        head = "| name | question | minutes | needs |\n| --- | --- | --- | --- |"
+        parts.append("\n".join([f"## {PACKAGES[package]}\n", head, *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def _minutes(entry: Entry) -> str:
+    return f"{entry.minutes:g}" if entry.minutes else "below 1"
+
+
+def _print_list() -> None:
+    console = Console()
+    for package, listed in entries().items():
+        shown = Table(title=PACKAGES[package], title_justify="left", box=None, pad_edge=False)
+        for heading in ("name", "question", "minutes", "needs"):
+            shown.add_column(heading, justify="right" if heading == "minutes" else "left")
+        for each in listed:
+            shown.add_row(each.name, each.question, _minutes(each), each.needs)
+        console.print(shown, "")
+
+
+def main(arguments: list[str]) -> int | None:
+    """Run the entry that the first argument names on the others."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _print_list()
+        return 0
+    name, *others = arguments
+    if name == "readme":
+        README.write_text(readme(), "utf-8")
+        return 0
+    found = [each for listed in entries().values() for each in listed if each.name == name]
+    if not found:
+        print(f"{name}: is no benchmark; `python -m bench` lists them", file=sys.stderr)
+        return 2
+    module, function = found[0].run.split(":")
+    sys.argv = [f"python -m bench {name}", *others]
+    status: int | None = getattr(import_module(f"bench.{module}"), function)(others)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import headline
 from bench.entries import PACKAGES, Entry, entries
 
 README = Path(__file__).with_name("README.md")
@@ -53,6 +54,9 @@ def main(arguments: list[str]) -> int | None:
     name, *others = arguments
     if name == "readme":
         README.write_text(readme(), "utf-8")
+        return 0
+    if name == "headline":
+        headline.main()
         return 0
     found = [each for listed in entries().values() for each in listed if each.name == name]
     if not found:

@@ -106,7 +106,7 @@ class TrainingLoop:
                     checkpoints.wait()
                 # After the wait: a run that has finished has a checkpoint.
                 reporter.log_event("finished", step=int(state.step), **metrics)
-                reporter.print_goodput()
+                reporter.print_end()
         return self.trained_run(weights, metrics)
 
     def trained_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:

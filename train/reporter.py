@@ -168,10 +168,12 @@ class Reporter:
         if self._is_main_process:
             self._event_log.write(event, **fields)
 
-    def print_goodput(self) -> None:
-        """Print one line on the use of the run's time."""
+    def print_end(self) -> None:
+        """Print how the run's time was used, where its files are, and how to use the model."""
         if self._is_main_process:
             self.print_message(format_goodput(self._time_log.compute_goodput()))
+            folder = self._folder.path
+            self.print_message(f"finished: {folder}; python -m train sample {folder} --prompt TEXT")
 
     def print_message(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -361,7 +361,7 @@ def test_rows_beyond_the_source_keep_their_initial_values(name: str) -> None:
 def test_other_shapes_raise_by_name() -> None:
     initial = {"layers": {"query": jax.numpy.zeros((4, 3))}, "bias": jax.numpy.zeros(2)}
     kwargs = {"layers": {"query": np.ones((2, 3))}, "bias": np.ones(2)}
-    message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; give the sizes"
+    message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; take that run's"
     with pytest.raises(UserError, match=message):
         merged(initial, WarmStart(kwargs))
     params, report, _ = merged(initial, WarmStart(kwargs, only="bias"))

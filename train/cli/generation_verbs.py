@@ -60,7 +60,7 @@ class SampleArguments(RunArguments):
     """Seed of the random draws."""
     chat: bool = False
     """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
-    line of standard input for each turn."""
+    line of standard input for each turn; an empty line begins a new one."""
 
 
 GENERATION_OPTIONS = (

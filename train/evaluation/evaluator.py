@@ -127,7 +127,9 @@ class Evaluator:
                 f"step {step}: evaluating the weights of step {', '.join(map(str, weights.steps))}"
             )
         metrics = self.evaluate(weights.params, whole=True)
-        report.log_evaluation(step, "validation", metrics)
+        # Of the best checkpoint: its own step, or a curve would show the gain at the last one.
+        evaluated = weights.steps[0] if len(weights.steps) == 1 else step
+        report.log_evaluation(evaluated, "validation", metrics)
         if self.experiment.sample.every:
             self.log_sample(step, weights.params, report)
         return metrics

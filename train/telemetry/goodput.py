@@ -195,8 +195,9 @@ def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
 def format_goodput(goodput: Goodput) -> str:
     """Return e.g. `time: 83% of 2 min 26 s went into training steps; start 4%, compile 5%`."""
     total = goodput.total
+    first = {"restore": "initialize"} if goodput.starts == 1 else {}  # nothing was restored
     rest = [
-        f"{activity} {seconds / total:.0%}"
+        f"{first.get(activity, activity)} {seconds / total:.0%}"
         for activity, seconds in goodput.seconds.items()
         if activity != "step" and seconds >= 0.005 * total > 0
     ]

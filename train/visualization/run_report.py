@@ -7,6 +7,7 @@ second, also of a run whose code or hardware is elsewhere, and of one that is tr
 import json
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,11 @@ class RunReport:
             "colors": ACTIVITY_COLORS,
             "event_rows": self._event_rows(),
             "samples": sorted(
-                [{"label": run["label"], **each} for run in self.runs for each in run["samples"]],
+                [
+                    {"label": run["label"], "is_last": each is run["samples"][-1], **each}
+                    for run in self.runs
+                    for each in run["samples"]
+                ],
                 key=lambda sample: sample["step"],
             ),
             "environment_rows": self._rows("environment"),
@@ -249,7 +254,7 @@ def environment(config: Mapping[str, Any], events: Sequence[JsonRecord]) -> dict
         if event["event"] in ("started", "resumed"):
             names = ("hardware", "mesh", "versions")
             parts |= {name: event[name] for name in names if name in event}
-    return _flatten(parts)
+    return {name: value for name, value in _flatten(parts).items() if value not in (None, "", [])}
 
 
 def summarize(
@@ -290,14 +295,30 @@ def peak_memory(times: Sequence[JsonRecord]) -> dict[str, int]:
 def _plain_event(event: JsonRecord) -> dict[str, Any]:
     """Return an event with its details as one line of text."""
     hidden = ("time", "event", "step", "hardware", "mesh", "versions")
-    fields_shown = {name: value for name, value in event.items() if name not in hidden and value}
     details = [
-        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
-        for name, value in fields_shown.items()
+        f"{name.replace('_', ' ')} {_short(value)}".removesuffix(" ")
+        for name, value in event.items()
+        if name not in hidden and value
     ]
     return {
         "time": event["time"],
         "event": event["event"],
         "step": event.get("step"),
-        "details": ", ".join(details)[:400],
+        "details": textwrap.shorten(", ".join(details), 400, placeholder=" …"),
     }
+
+
+def _short(value: Any) -> str:
+    """Return a value of an event; what has many parts as their number, True as nothing."""
+    match value:
+        case True:
+            return ""
+        case float():
+            return f"{value:.4g}"
+        case list() if len(value) > 3:
+            return f"({len(value)})"
+        case list():
+            return ", ".join(map(str, value))
+        case dict():
+            return f"({len(value)})"
+    return str(value)

@@ -410,8 +410,9 @@ def _shared_rows(
             rows, old = tokenizer.vocabulary, warm_start.tokenizer.vocabulary
             return [(row, old[token]) for token, row in rows.items() if token in old]
     raise UserError(
-        f"{warm_start.source}: {name} is {value.shape} there and {leaf.shape} in this model; give "
-        "the sizes of that model, or leave the weight out (--init-only takes a pattern)"
+        f"{warm_start.source}: {name} is {value.shape} there and {leaf.shape} in this model; take "
+        "that run's model with --init-model, give its sizes, or leave the weight out with "
+        "--init-only PATTERN"
     )
 
 

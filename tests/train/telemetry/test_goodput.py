@@ -136,7 +136,7 @@ def test_only_one_process_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
 
 def test_summary_is_one_line(clock: Clock, tmp_path: pathlib.Path) -> None:
     goodput = run_once(clock, RunFolder(tmp_path), 0, 9).compute_goodput()
-    text = "time: 57% of 14 s went into training steps; start 14%, restore 7%, compile 21%"
+    text = "time: 57% of 14 s went into training steps; start 14%, initialize 7%, compile 21%"
     assert format_goodput(goodput) == text
     assert [format_duration(x) for x in (4.23, 59.4, 60, 3599, 3600, 9000, 9e5)] == [
         "4.2 s",

@@ -80,7 +80,7 @@ def test_run_is_read_from_its_files(tmp_path: Path) -> None:
     }
     assert run["samples"][1] == {"step": 40, "text": "second\nline"}
     assert run["memory"] == {"host": 5 * 2**20}
-    assert run["environment"] == {"mesh.data": 8, "versions.jax": "0.10.0", "hardware": None}
+    assert run["environment"] == {"mesh.data": 8, "versions.jax": "0.10.0"}
     assert (run["starts"], run["seconds"]["lost"]) == (3, 1)
     summary = run["summary"]
     assert summary["steps"] == 47

@@ -220,5 +220,5 @@ one, the H100 reached the smallest fraction of its roofline; of the TPUs, v6e th
 
 
 CPU_EFFICIENCY = 0.73
-"""Efficiency of a CPU: the median of seven timed steps over their estimates (docs/plan.md,
-`bench/drills/plan_time.py`)."""
+"""Efficiency of a CPU: the median of seven timed steps over their estimates
+(docs/results/speed_notes.md, `bench/drills/plan_time.py`)."""

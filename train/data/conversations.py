@@ -113,7 +113,8 @@ UNSUPPORTED = {"functions": "tools", "function_call": "tool_calls"}
 
 
 REMEDY = (
-    "give messages, conversations, prompt and completion, or instruction and output; "
+    "give messages, conversations, question and answer, prompt and completion, or instruction and "
+    "output; "
     "docs/tasks.md#conversations shows the formats"
 )
 

@@ -1,6 +1,6 @@
 """Evaluate models with EleutherAI's lm-evaluation-harness three ways, and compare the numbers.
 
-    python -m bench lm-eval [--vocabulary FOLDER] [--only WORD] [--output FILE]
+    python -m bench lm-eval [--only WORD] [--output FILE]
 
 Small models of GPT-2's and Llama's kind, trained for some seconds by torch and saved with their
 tokenizers, are evaluated by the harness's own `hf` (torch and transformers), as imported runs by
@@ -9,12 +9,10 @@ here: multiple choice, last words, perplexity in rolling windows, and generation
 contexts that are longer than the model. Compared is each answer: texts and greedy flags must be
 equal, and log-likelihoods within 1e-4.
 
-FOLDER has GPT-2's `encoder.json` and `merges.txt`; without it a small vocabulary is trained.
 It needs the extras `hf` and `lm-eval`, `lm_eval[api]` and accelerate, and no network.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -27,14 +25,13 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
 
 import lm_eval
-import tokenizers
 import torch
 import transformers
 import tyro
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 
 from bench.drills._reference_table import Options, compare_cases, train_byte_level, versions
 from bench.drills.server import Server
@@ -45,9 +42,38 @@ POSITIONS = 64
 LARGEST = 1e-4
 """Largest difference of a log-likelihood that passes."""
 
-TASKS = ("choice", "word", "rolling", "answer")
+TASKS: dict[str, dict[str, Any]] = {
+    "choice": dict(
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="{{options}}",
+        doc_to_target="gold",
+        metric_list=[dict(metric="acc"), dict(metric="acc_norm")],
+    ),
+    "word": dict(
+        output_type="loglikelihood",
+        doc_to_text="{{context}}",
+        doc_to_target="{{target}}",
+        target_delimiter="",
+        metric_list=[dict(metric="perplexity"), dict(metric="acc")],
+    ),
+    "rolling": dict(
+        output_type="loglikelihood_rolling",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+        metric_list=[dict(metric="word_perplexity"), dict(metric="bits_per_byte")],
+    ),
+    "answer": dict(
+        output_type="generate_until",
+        doc_to_text="{{question}}",
+        doc_to_target="{{answer}}",
+        generation_kwargs=dict(until=["\n", " the"], max_gen_toks=12, do_sample=False),
+        metric_list=[dict(metric="exact_match", aggregation="mean", higher_is_better=True)],
+    ),
+}
 LONG_TASK = "long_answer"
 """Generation after long contexts, which `local-completions` cuts to another length than `hf`."""
+TASKS[LONG_TASK] = TASKS["answer"]
 
 SIZES = dict(num_hidden_layers=2, num_attention_heads=4)
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -73,17 +99,9 @@ def read_texts() -> list[str]:
     return [text[start : start + 200] for start in range(0, len(text) - 200, 200)]
 
 
-def make_tokenizer(kind: str, texts: Sequence[str], vocabulary: str) -> Any:
+def make_tokenizer(kind: str, texts: Sequence[str]) -> Any:
     """Return a byte-level tokenizer; that of `llama` puts a token before each text."""
-    if vocabulary:
-        merges = (Path(vocabulary) / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
-        pairs = [(first, second) for first, _, second in (line.partition(" ") for line in merges)]
-        tokens = json.loads((Path(vocabulary) / "encoder.json").read_text(encoding="utf-8"))
-        backend = tokenizers.Tokenizer(models.BPE(tokens, pairs))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-    else:
-        backend = train_byte_level(texts, 600)
+    backend = train_byte_level(texts, 600)
     end = "<|endoftext|>"
     backend.add_special_tokens([end])
     names = dict(eos_token=end, bos_token=end)
@@ -96,10 +114,10 @@ def make_tokenizer(kind: str, texts: Sequence[str], vocabulary: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
-def write_model(kind: str, folder: Path, texts: Sequence[str], vocabulary: str) -> Any:
+def write_model(kind: str, folder: Path, texts: Sequence[str]) -> Any:
     """Train a model for some seconds and write it with its tokenizer; return both."""
     torch.manual_seed(0)
-    tokenizer = make_tokenizer(kind, texts, vocabulary)
+    tokenizer = make_tokenizer(kind, texts)
     config_class, model_class, settings = KINDS[kind]
     config = getattr(transformers, config_class)(
         **settings,
@@ -136,61 +154,26 @@ def write_tasks(folder: Path, texts: Sequence[str], model: Any, tokenizer: Any) 
         found = model.generate(tokens, max_new_tokens=count, do_sample=False, pad_token_id=0)
         return str(tokenizer.decode(found[0, tokens.shape[1] :]))
 
-    choices, last, rolling, answers, long_answers = [], [], [], [], []
+    documents: dict[str, list[Any]] = {name: [] for name in TASKS}
     for number in range(12):
         context = " ".join(part(4 + 3 * number))  # of 4 to 37 words, some longer than the model
         options = [" ".join(part(1 + index)) for index in range(4)]
         # Of a context with a space at its end, which the harness moves, and of an empty one.
         question = ("" if number == 5 else context) + (" " if number == 3 else "")
-        choices.append(dict(question=question, options=options, gold=number % 4))
+        documents["choice"].append(dict(question=question, options=options, gold=number % 4))
         short = " ".join(part(6))
         target = greedy(short, 2) if number % 2 else " " + part(1)[0]
-        last.append(dict(context=short, target=target))
-        rolling.append(dict(text=" ".join(" ".join(part(30)) for _ in range(1 + number % 4))))
+        documents["word"].append(dict(context=short, target=target))
+        window = " ".join(" ".join(part(30)) for _ in range(1 + number % 4))
+        documents["rolling"].append(dict(text=window))
         answer = greedy(short, 12).split("\n")[0].split(" the")[0] if number % 2 else "no"
-        answers.append(dict(question=short, answer=answer))
-        long_answers.append(dict(question=f"{context} {context} {context}", answer="no"))
+        documents["answer"].append(dict(question=short, answer=answer))
+        long = f"{context} {context} {context}"
+        documents[LONG_TASK].append(dict(question=long, answer="no"))
 
-    def written(kind: str, text: str, target: str, **settings: Any) -> dict[str, Any]:
-        return dict(output_type=kind, doc_to_text=text, doc_to_target=target, **settings)
-
-    of_answers = written(
-        "generate_until",
-        "{{question}}",
-        "{{answer}}",
-        generation_kwargs=dict(until=["\n", " the"], max_gen_toks=12, do_sample=False),
-        metric_list=[dict(metric="exact_match", aggregation="mean", higher_is_better=True)],
-    )
-    of_choices = written(
-        "multiple_choice",
-        "{{question}}",
-        "gold",
-        doc_to_choice="{{options}}",
-        metric_list=[dict(metric="acc"), dict(metric="acc_norm")],
-    )
-    of_words = written(
-        "loglikelihood",
-        "{{context}}",
-        "{{target}}",
-        target_delimiter="",
-        metric_list=[dict(metric="perplexity"), dict(metric="acc")],
-    )
-    of_windows = written(
-        "loglikelihood_rolling",
-        "",
-        "{{text}}",
-        metric_list=[dict(metric="word_perplexity"), dict(metric="bits_per_byte")],
-    )
-    tasks = {
-        "choice": (choices, of_choices),
-        "word": (last, of_words),
-        "rolling": (rolling, of_windows),
-        "answer": (answers, of_answers),
-        LONG_TASK: (long_answers, of_answers),
-    }
-    for name, (documents, settings) in tasks.items():
+    for name, settings in TASKS.items():
         data = folder / f"{name}.json"
-        data.write_text("\n".join(map(json.dumps, documents)))
+        data.write_text("\n".join(map(json.dumps, documents[name])))
         task = dict(
             task=name,
             dataset_path="json",
@@ -246,21 +229,13 @@ def compare(found: dict[str, Any], expected: dict[str, Any], task: str) -> tuple
     return f"{task:12} {shown}  {', '.join(metrics)}{'' if passed else '  FAILED'}", passed
 
 
-@dataclasses.dataclass(frozen=True)
-class HarnessOptions(Options):
-    """Command line of the drill."""
-
-    vocabulary: str = ""
-    """Folder with GPT-2's `encoder.json` and `merges.txt`."""
-
-
-def compare_kind(kind: str, vocabulary: str) -> tuple[str, bool]:
+def compare_kind(kind: str, _: Any) -> tuple[str, bool]:
     """Evaluate one model three ways; return the tables, and whether all numbers are equal."""
     texts, lines, all_passed = read_texts(), [], True
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         source, tasks, workdir = (Path(root) / name for name in ("model", "tasks", "run"))
         tasks.mkdir()
-        write_tasks(tasks, texts, *write_model(kind, source, texts, vocabulary))
+        write_tasks(tasks, texts, *write_model(kind, source, texts))
         import_model(str(source), str(workdir))
         common: Any = dict(pretrained=str(source), device="cpu", dtype="float32", batch_size=4)
         server = Server(str(workdir))
@@ -278,8 +253,13 @@ def compare_kind(kind: str, vocabulary: str) -> tuple[str, bool]:
         same_length = HFLM(**common, max_length=POSITIONS - 2)
         ours = HarnessModel(workdir, batch_size=4)
         for name, model, reference, names in (
-            ("HarnessModel", ours, HFLM(**common), (*TASKS, LONG_TASK)),
-            ("local-completions", client, same_length, TASKS),
+            ("HarnessModel", ours, HFLM(**common), [*TASKS]),
+            (
+                "local-completions",
+                client,
+                same_length,
+                [name for name in TASKS if name != LONG_TASK],
+            ),
         ):
             lines.append(f"\n{kind}, {name} and hf")
             found, expected = (evaluate(each, names, tasks) for each in (model, reference))
@@ -292,13 +272,8 @@ def compare_kind(kind: str, vocabulary: str) -> tuple[str, bool]:
 
 def main(args: list[str]) -> int:
     """Print the tables; return 1 if numbers differ."""
-    options = tyro.cli(HarnessOptions, args=args)
-    return compare_cases(
-        options,
-        KINDS,
-        lambda kind, _: compare_kind(kind, options.vocabulary),
-        head=[f"{versions('lm_eval', 'torch', 'transformers', 'jax')}, CPU, float32"],
-    )
+    head = [f"{versions('lm_eval', 'torch', 'transformers', 'jax')}, CPU, float32"]
+    return compare_cases(tyro.cli(Options, args=args), KINDS, compare_kind, head=head)
 
 
 if __name__ == "__main__":

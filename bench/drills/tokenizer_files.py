@@ -41,13 +41,7 @@ import transformers
 import tyro
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from bench.drills._reference_table import (
-    TESTS,
-    Options,
-    compare_cases,
-    train_byte_level,
-    versions,
-)
+from bench.drills._reference_table import TESTS, Options, compare_cases, train_byte_level, versions
 from train.data.chat_template import DEFAULT_TEMPLATE, NO_VARIABLES, ChatTemplate, encode_chat
 from train.data.sentencepiece_model import make_backend, read_model
 from train.data.tokenizer import Tokenizer
@@ -65,10 +59,7 @@ SENTENCEPIECE_MODELS: dict[str, dict[str, Any]] = {
         "user_defined_symbols": ["<sep>", "foo bar", "of the"],
         "control_symbols": ["<ctl>"],
     },
-    "unigram, lowercase": {
-        "normalization_rule_name": "nmt_nfkc_cf",
-        "split_by_whitespace": False,
-    },
+    "unigram, lowercase": {"normalization_rule_name": "nmt_nfkc_cf", "split_by_whitespace": False},
     "BPE, as Llama": {
         "model_type": "bpe",
         "byte_fallback": True,
@@ -254,13 +245,13 @@ def byte_level(*special: str, last: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def without_template(files: dict[str, Any]) -> str:
+def without_template(files: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json of vocab.json and merges.txt that puts nothing around a text."""
     merges = [each.split() for each in files["merges.txt"].splitlines()[1:]]
     backend = tokenizers.Tokenizer(models.BPE(files["vocab.json"], [(a, b) for a, b in merges]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return str(backend.to_str())
+    return {"tokenizer.json": str(backend.to_str())}
 
 
 def train_t5() -> bytes:
@@ -275,7 +266,7 @@ def train_t5() -> bytes:
         )
 
 
-def word_level(template: str = "", special: tuple[str, ...] = ("<s>", "</s>")) -> str:
+def word_level(template: str = "", special: tuple[str, ...] = ("<s>", "</s>")) -> dict[str, Any]:
     """Return a tokenizer.json of words, which puts the tokens of a template around a text."""
     words = ["<unk>", *special, "low", "lower", "lowest", "new", "<|endoftext|>", "[CLS]", "[SEP]"]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -287,18 +278,23 @@ def word_level(template: str = "", special: tuple[str, ...] = ("<s>", "</s>")) -
             single=template, special_tokens=around
         )
     backend.add_special_tokens(["<|endoftext|>", "[CLS]", "[SEP]", *special])
-    return str(backend.to_str())
+    return {"tokenizer.json": str(backend.to_str())}
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "low", "##er", "##est", "Low", "e", "é", "a"]
-BERT = "\n".join([*WORDS, "世", "界", "世界", "new", ",", "!", "'", "s", "b", "c", "<", ">"]) + "\n"
+VOCABULARY = [*WORDS, "世", "界", "世界", "new", ",", "!", "'", "s", "b", "c", "<", ">"]
+BERT = {"vocab.txt": "\n".join(VOCABULARY) + "\n"}
 ROBERTA = byte_level("<s>", "<pad>", "</s>", "<unk>", last=("<mask>",))
 GPT2 = byte_level("<|endoftext|>")
 NEXT = len(GPT2["vocab.json"])
-BPE = (FIXTURES / "sentencepiece" / "bpe.model").read_bytes()
-T5 = train_t5()
-OPT_TOKENS = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
-LLAMA = {"tokenizer_class": "LlamaTokenizer"}
+CHAT_TOKENS = {
+    "added_tokens.json": {"<|im_end|>": NEXT, "<b>": NEXT + 1},
+    "special_tokens_map.json": {"eos_token": "<|im_end|>"},
+}
+LLAMA = {"tokenizer.model": (FIXTURES / "sentencepiece" / "bpe.model").read_bytes()}
+T5 = {"spiece.model": train_t5()}
+OPT_TOKENS = dict(bos_token="</s>", eos_token="</s>", unk_token="</s>", pad_token="<pad>")
+LONG_END = "<｜end▁of▁sentence｜>"
 
 
 def added(token_id: int, text: str, **flags: bool) -> dict[str, Any]:
@@ -307,93 +303,58 @@ def added(token_id: int, text: str, **flags: bool) -> dict[str, Any]:
     return {str(token_id): {"content": text} | dict.fromkeys(names, False) | flags}
 
 
-FOLDERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "BERT": ("bert", {"vocab.txt": BERT}, {"do_lower_case": True}),
-    "BERT, cased": ("bert", {"vocab.txt": BERT}, {"do_lower_case": False}),
-    "BERT, accents": ("bert", {"vocab.txt": BERT}, {"do_lower_case": True, "strip_accents": False}),
-    "BERT, Chinese words": (
+ADDED = added(NEXT, "<b>", rstrip=True) | added(NEXT + 1, "<x>", special=True)
+
+
+def folder(model_type: str, files: dict[str, Any], kind: str = "", **settings: Any) -> Any:
+    """Return the files of a folder: config.json, some files, and tokenizer_config.json."""
+    if kind:
+        settings = {"tokenizer_class": f"{kind}Tokenizer", **settings}
+    config = {"tokenizer_config.json": settings} if settings else {}
+    return {"config.json": {"model_type": model_type}, **files, **config}
+
+
+FOLDERS: dict[str, dict[str, Any]] = {
+    "BERT": folder("bert", BERT, do_lower_case=True),
+    "BERT, cased": folder("bert", BERT, do_lower_case=False),
+    "BERT, accents": folder("bert", BERT, do_lower_case=True, strip_accents=False),
+    "BERT, Chinese words": folder("bert", BERT, do_lower_case=False, tokenize_chinese_chars=False),
+    "BERT, added": folder(
+        "bert", BERT | {"added_tokens.json": {"<b>": len(VOCABULARY)}}, do_lower_case=False
+    ),
+    "DistilBERT": folder("distilbert", BERT, "DistilBert", do_lower_case=True),
+    "GPT-2": folder("gpt2", GPT2),
+    "GPT-2, space first": folder("gpt2", GPT2, add_prefix_space=True),
+    "GPT-2, bos": folder("gpt2", GPT2, add_bos_token=True),
+    "GPT-2, chat tokens": folder("gpt2", GPT2 | CHAT_TOKENS),
+    "GPT-2, added": folder("gpt2", GPT2, added_tokens_decoder=ADDED),
+    "RoBERTa": folder("roberta", ROBERTA),
+    "RoBERTa, classes": folder("roberta", ROBERTA, cls_token="<pad>"),
+    "Longformer": folder("longformer", ROBERTA, "Longformer"),
+    "BART": folder("bart", ROBERTA, "Bart"),
+    "OPT": folder("opt", ROBERTA, "GPT2", add_bos_token=True, **OPT_TOKENS),
+    "Qwen2": folder("qwen2", GPT2, "Qwen2"),
+    "GPT-NeoX": folder("gpt_neox", GPT2, pad_token="<|endoftext|>"),
+    "Llama, bos": folder("llama", LLAMA, "Llama", add_bos_token=True, add_eos_token=False),
+    "Llama, eos": folder("llama", LLAMA, "Llama", add_bos_token=False, add_eos_token=True),
+    "Llama, neither": folder("llama", LLAMA, "Llama"),
+    "T5": folder("t5", T5),
+    "T5, sentinels": folder("t5", T5, extra_ids=7),
+    "words": folder("llama", word_level("<s> $A"), eos_token="</s>"),
+    "words, flags": folder(
+        "llama", word_level(), bos_token="<s>", eos_token="</s>", add_bos_token=True
+    ),
+    "words, other end": folder("llama", word_level(special=(LONG_END,)), eos_token=LONG_END),
+    "ModernBERT": folder(
+        "modernbert", word_level("[CLS] $A [SEP]"), cls_token="[CLS]", sep_token="[SEP]"
+    ),
+    "RoBERTa, no template": folder("roberta", without_template(ROBERTA)),
+    "byte order marks": folder(
         "bert",
-        {"vocab.txt": BERT},
-        {"do_lower_case": False, "tokenize_chinese_chars": False},
-    ),
-    "BERT, added": (
-        "bert",
-        {"vocab.txt": BERT, "added_tokens.json": {"<b>": len(BERT.splitlines())}},
-        {"do_lower_case": False},
-    ),
-    "DistilBERT": (
-        "distilbert",
-        {"vocab.txt": BERT},
-        {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": True},
-    ),
-    "GPT-2": ("gpt2", GPT2, {}),
-    "GPT-2, space first": ("gpt2", GPT2, {"add_prefix_space": True}),
-    "GPT-2, bos": ("gpt2", GPT2, {"add_bos_token": True}),
-    "GPT-2, chat tokens": (
-        "gpt2",
-        {
-            **GPT2,
-            "added_tokens.json": {"<|im_end|>": NEXT, "<b>": NEXT + 1},
-            "special_tokens_map.json": {"eos_token": "<|im_end|>"},
-        },
-        {},
-    ),
-    "GPT-2, added": (
-        "gpt2",
-        GPT2,
-        {
-            "added_tokens_decoder": added(NEXT, "<b>", rstrip=True)
-            | added(NEXT + 1, "<x>", special=True)
-        },
-    ),
-    "RoBERTa": ("roberta", ROBERTA, {}),
-    "RoBERTa, classes": ("roberta", ROBERTA, {"cls_token": "<pad>"}),
-    "Longformer": ("longformer", ROBERTA, {"tokenizer_class": "LongformerTokenizer"}),
-    "BART": ("bart", ROBERTA, {"tokenizer_class": "BartTokenizer"}),
-    "OPT": (
-        "opt",
-        ROBERTA,
-        {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, **OPT_TOKENS},
-    ),
-    "Qwen2": ("qwen2", GPT2, {"tokenizer_class": "Qwen2Tokenizer"}),
-    "GPT-NeoX": ("gpt_neox", GPT2, {"pad_token": "<|endoftext|>"}),
-    "Llama, bos": (
-        "llama",
-        {"tokenizer.model": BPE},
-        {**LLAMA, "add_bos_token": True, "add_eos_token": False},
-    ),
-    "Llama, eos": (
-        "llama",
-        {"tokenizer.model": BPE},
-        {**LLAMA, "add_bos_token": False, "add_eos_token": True},
-    ),
-    "Llama, neither": ("llama", {"tokenizer.model": BPE}, LLAMA),
-    "T5": ("t5", {"spiece.model": T5}, {}),
-    "T5, sentinels": ("t5", {"spiece.model": T5}, {"extra_ids": 7}),
-    "words": ("llama", {"tokenizer.json": word_level("<s> $A")}, {"eos_token": "</s>"}),
-    "words, flags": (
-        "llama",
-        {"tokenizer.json": word_level()},
-        {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True},
-    ),
-    "words, other end": (
-        "llama",
-        {"tokenizer.json": word_level(special=("<｜end▁of▁sentence｜>",))},
-        {"eos_token": "<｜end▁of▁sentence｜>"},
-    ),
-    "ModernBERT": (
-        "modernbert",
-        {"tokenizer.json": word_level("[CLS] $A [SEP]")},
-        {"cls_token": "[CLS]", "sep_token": "[SEP]"},
-    ),
-    "RoBERTa, no template": ("roberta", {"tokenizer.json": without_template(ROBERTA)}, {}),
-    "byte order marks": (
-        "bert",
-        {"vocab.txt": "\ufeff" + BERT, "special_tokens_map.json": "\ufeff{}"},
-        {"do_lower_case": False},
+        {"vocab.txt": "\ufeff" + BERT["vocab.txt"], "special_tokens_map.json": "\ufeff{}"},
+        do_lower_case=False,
     ),
 }
-"""By name: the `model_type`, the files, and tokenizer_config.json."""
 
 
 def write_folder(folder: Path, files: dict[str, Any]) -> None:
@@ -404,24 +365,16 @@ def write_folder(folder: Path, files: dict[str, Any]) -> None:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def files_of(name: str) -> dict[str, Any]:
-    """Return the files of a case."""
-    model_type, files, settings = FOLDERS[name]
-    config = {"tokenizer_config.json": settings} if settings else {}
-    return {"config.json": {"model_type": model_type}, **files, **config}
-
-
-def read_theirs(name: str) -> dict[str, Any]:
-    """Return what `transformers` makes of a case."""
-    files = files_of(name)
+def read_theirs(files: dict[str, Any]) -> dict[str, Any]:
+    """Return what `transformers` makes of a folder."""
     # Its reader takes a byte order mark for text.
     plain = {
         key: each.removeprefix("\ufeff") if isinstance(each, str) else each
         for key, each in files.items()
     }
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder), plain)
-        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    with tempfile.TemporaryDirectory() as root:
+        write_folder(Path(root), plain)
+        theirs = transformers.AutoTokenizer.from_pretrained(root)
     ids = [theirs(text)["input_ids"] for text in TEXTS]
     return {
         "ids": ids,
@@ -432,11 +385,11 @@ def read_theirs(name: str) -> dict[str, Any]:
     }
 
 
-def read_ours(name: str) -> dict[str, Any]:
+def read_ours(files: dict[str, Any]) -> dict[str, Any]:
     """Return the same with the tokenizer of this project."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder), files_of(name))
-        ours = Tokenizer.load(folder)
+    with tempfile.TemporaryDirectory() as root:
+        write_folder(Path(root), files)
+        ours = Tokenizer.load(root)
     before, after = ours.added_token_ids
     ids = [np.concatenate([before, ours.encode(text), after]).tolist() for text in TEXTS]
     return {
@@ -448,9 +401,9 @@ def read_ours(name: str) -> dict[str, Any]:
     }
 
 
-def compare_folder(name: str, _: Any) -> tuple[str, bool]:
+def compare_folder(name: str, files: dict[str, Any]) -> tuple[str, bool]:
     """Return a line of the table, and whether all is equal."""
-    theirs, ours = read_theirs(name), read_ours(name)
+    theirs, ours = read_theirs(files), read_ours(files)
     same = [a == b for a, b in zip(theirs["ids"], ours["ids"], strict=True)]
     decoded = [a == b for a, b in zip(theirs["decoded"], ours["decoded"], strict=True)]
     end = theirs["end"] in (ours["end"], None)
@@ -462,13 +415,15 @@ def compare_folder(name: str, _: Any) -> tuple[str, bool]:
     return f"{name:22} {counts} {flags}", passed
 
 
-def write_folders(cases: dict[str, Any]) -> None:
+def write_folders(cases: dict[str, dict[str, Any]]) -> None:
     """Write the folders and what `transformers` makes of them."""
-    records = [{"name": name, "files": files_of(name), **read_theirs(name)} for name in cases]
-    for record in records:
-        for name, content in record["files"].items():
-            if isinstance(content, bytes):
-                record["files"][name] = {"base64": base64.b64encode(content).decode()}
+    records = []
+    for name, files in cases.items():
+        as_json = {
+            key: {"base64": base64.b64encode(each).decode()} if isinstance(each, bytes) else each
+            for key, each in files.items()
+        }
+        records.append({"name": name, "files": as_json, **read_theirs(files)})
     _write_lines(FIXTURES / "tokenizer_folders.jsonl", [TEXTS, *records], ensure_ascii=False)
 
 

@@ -51,8 +51,8 @@ def peft_logits(variant: Variant, base: Path, adapter: Path) -> Array:
 def make_peft_adapter(variant: Variant, base: Path, folder: Path) -> None:
     """Write an adapter of PEFT on every linear layer that it finds, except heads."""
     model = getattr(transformers, variant.model_class).from_pretrained(base)
-    heads = ("lm_head", "score", "classifier", "pre_classifier", "classification_head", "qa_outputs")
-    heads += ("cls", "pooler", "vocab_transform", "embed_out")
+    heads = {"lm_head", "score", "classifier", "pre_classifier", "classification_head", "cls"}
+    heads |= {"qa_outputs", "pooler", "vocab_transform", "embed_out"}
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
     names = [
         name

@@ -8,7 +8,7 @@ COMPARISONS = (
     Entry(
         "huggingface",
         "Do tiny models of every family compute what transformers computes, and go back?",
-        45,
+        60,
         "drills.huggingface:compare_models",
         "the extra hf",
     ),
@@ -22,7 +22,7 @@ COMPARISONS = (
     Entry(
         "huggingface-defaults",
         "Has each field of a config.json that is absent, or null, the default of transformers?",
-        15,
+        30,
         "drills.huggingface:compare_defaults",
         "the extra hf",
     ),
@@ -43,7 +43,7 @@ COMPARISONS = (
     Entry(
         "sentencepiece-models",
         "Do SentencePiece models of every kind give the tokens of their own package?",
-        2,
+        1,
         "drills.tokenizer_files:compare_sentencepiece",
         "the extra hf, WikiText-2, Multi30k",
     ),
@@ -57,21 +57,21 @@ COMPARISONS = (
     Entry(
         "sentence-transformers",
         "Are vectors of texts those of sentence-transformers, there and back?",
-        2,
+        1,
         "drills.sentence_transformers:main",
         "the extra hf, sentence-transformers",
     ),
     Entry(
         "peft",
         "Are LoRA adapters those of PEFT, there and back?",
-        30,
+        50,
         "drills.peft:main",
         "the extra hf",
     ),
     Entry(
         "lm-eval",
         "Does lm-evaluation-harness give the same answers here, through the server, and by its hf?",
-        5,
+        4,
         "drills.lm_eval:main",
         "the extras hf and lm-eval, lm_eval[api], accelerate",
     ),
@@ -84,7 +84,7 @@ COMPARISONS = (
     ),
     Entry(
         "packed-models",
-        "Write the packed models of the tests with the code of AutoGPTQ, AutoAWQ and transformers",
+        "What are the packed models of the tests, by AutoGPTQ's, AutoAWQ's and transformers' own code?",
         1,
         "drills.packed_models:main",
         "torch, transformers, the sources of AutoGPTQ and AutoAWQ",

@@ -84,7 +84,7 @@ COMPARISONS = (
     ),
     Entry(
         "packed-models",
-        "What do AutoGPTQ, AutoAWQ and transformers make of packed weights? It writes the tests' files.",
+        "What do AutoGPTQ, AutoAWQ and transformers make of packed weights? (the tests' files)",
         1,
         "drills.packed_models:main",
         "torch, transformers, the sources of AutoGPTQ and AutoAWQ",

@@ -73,7 +73,7 @@ COMPARISONS = (
         "Does lm-evaluation-harness give the same answers here, through the server, and by its hf?",
         4,
         "drills.lm_eval:main",
-        "the extras hf and lm-eval, lm_eval[api], accelerate",
+        "the extras hf and lm-eval, its api, accelerate",
     ),
     Entry(
         "circle",

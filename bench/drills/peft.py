@@ -40,6 +40,20 @@ TOLERANCE = 1e-4
 RANK, ALPHA = 3, 5.0
 TARGETS = (("query", "value"), ("attention", "up", "down"), ("output", "down"))
 
+HEADS = {"lm_head", "score", "classifier", "pre_classifier", "classification_head", "cls", "head"}
+HEADS |= {"qa_outputs", "pooler", "vocab_transform", "embed_out"}
+OUTSIDE = {"vocab_projector", "decoder", "embeddings_project", "embedding_hidden_mapping_in"}
+OUTSIDE |= {"router", "gate", "shared_expert_gate"}
+"""Parts of the names of modules, and last parts, that have no adapter here."""
+
+LEFT_OUT = ("Mamba2", "Qwen2Moe", "Qwen3Next", "DeepseekV2", "DeepseekV3")
+"""Types of which PEFT refuses a projection, or adapts experts too where a layer is plain."""
+CASES = {
+    name: variant
+    for name, variant in VARIANTS.items()
+    if variant.config_class.removesuffix("Config") not in LEFT_OUT
+}
+
 
 def peft_logits(variant: Variant, base: Path, adapter: Path) -> Array:
     """Return the logits of the base with an adapter, as PEFT computes them."""
@@ -49,17 +63,15 @@ def peft_logits(variant: Variant, base: Path, adapter: Path) -> Array:
 
 
 def make_peft_adapter(variant: Variant, base: Path, folder: Path) -> None:
-    """Write an adapter of PEFT on every linear layer that it finds, except heads."""
+    """Write an adapter of PEFT on every linear layer that it finds in the layers."""
     model = getattr(transformers, variant.model_class).from_pretrained(base)
-    heads = {"lm_head", "score", "classifier", "pre_classifier", "classification_head", "cls"}
-    heads |= {"qa_outputs", "pooler", "vocab_transform", "embed_out"}
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
     names = [
         name
         for name, module in model.named_modules()
         if isinstance(module, kinds)
-        and not any(part in heads for part in name.split("."))
-        and name.rpartition(".")[2] not in ("vocab_projector", "router", "gate")
+        and not any(part in HEADS for part in name.split("."))
+        and name.rpartition(".")[2] not in OUTSIDE
     ]
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=names, use_rslora=True)
     torch.manual_seed(0)
@@ -146,7 +158,7 @@ def main(args: list[str]) -> int:
     columns = f"{'opened':>8} {'read back':>9} {'of PEFT':>8} {'effect':>7}"
     return compare_cases(
         tyro.cli(Options, args=args),
-        VARIANTS,
+        CASES,
         compare_adapters,
         head=[
             f"{versions('peft', 'transformers', 'torch', 'jax')}, CPU",

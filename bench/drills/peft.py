@@ -41,7 +41,8 @@ RANK, ALPHA = 3, 5.0
 TARGETS = (("query", "value"), ("attention", "up", "down"), ("output", "down"))
 
 HEADS = {"lm_head", "score", "classifier", "pre_classifier", "classification_head", "cls", "head"}
-HEADS |= {"qa_outputs", "pooler", "vocab_transform", "embed_out"}
+HEADS |= {"qa_outputs", "pooler", "vocab_transform", "embed_out", "predictions"}
+HEADS |= {"generator_predictions", "generator_lm_head"}
 OUTSIDE = {"vocab_projector", "decoder", "embeddings_project", "embedding_hidden_mapping_in"}
 OUTSIDE |= {"router", "gate", "shared_expert_gate"}
 """Parts of the names of modules, and last parts, that have no adapter here."""

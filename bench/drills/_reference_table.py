@@ -1,59 +1,93 @@
-"""Command and table of the drills that compare models with their reference in torch."""
+"""What the comparisons with other libraries share: command, table, fixtures and a tokenizer."""
 
-import argparse
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+import tokenizers
 import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+Case = TypeVar("Case")
+
+TESTS = Path(__file__).parents[2] / "tests"
 
 
-class Named(Protocol):
-    """A case of a drill."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Command line of a comparison."""
 
-    @property
-    def name(self) -> str: ...
+    only: str = ""
+    """Take the cases with this word in their names."""
+    output: Path | None = None
+    """Write the table to this file too."""
+    fixtures: bool = False
+    """Write the files of the tests again in place of the table."""
 
 
-Case = TypeVar("Case", bound=Named)
+def versions(*packages: str) -> str:
+    """Return packages with their versions: `torch 2.14.1, jax 0.10.2`."""
+    return ", ".join(f"{each} {version(each).partition('+')[0]}" for each in packages)
 
 
-def run_drill(
-    cases: Sequence[Case],
-    run_case: Callable[[Case], tuple[str, bool]],
+def compare_cases(
+    options: Options,
+    cases: Mapping[str, Case],
+    compare: Callable[[str, Case], tuple[str, bool]],
     *,
     head: Sequence[str],
-    write_fixtures: Callable[[str], None] | None = None,
+    write_fixtures: Callable[[dict[str, Case]], None] | None = None,
 ) -> int:
-    """Print the table of a drill as its flags say; return 1 if a case does not pass.
+    """Print the table of a drill, one line a case; return 1 if a case does not pass.
 
     Args:
-      cases: All cases; `--only WORD` takes those with the word in their names.
-      run_case: Returns the line of a case, and if it passed.
+      options: Of the command line.
+      cases: All cases by name.
+      compare: Returns the line of a case, and if it passed.
       head: Lines above the table.
-      write_fixtures: Writes the fixtures of the tests of the cases with a word in their names, in
-        place of the table (`--fixtures`).
+      write_fixtures: Writes the fixtures of the tests for some cases.
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    parser.add_argument("--output", type=Path)
-    if write_fixtures is not None:
-        parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if write_fixtures is not None and options.fixtures:
-        write_fixtures(options.only)
+    chosen = {name: case for name, case in cases.items() if options.only in name}
+    if options.fixtures:
+        if write_fixtures is None:
+            raise SystemExit("--fixtures: this drill writes none; leave it out")
+        write_fixtures(chosen)
         return 0
     lines, failures = list(head), 0
     print("\n".join(lines))
-    for case in cases:
-        if options.only in case.name:
-            line, passed = run_case(case)
-            failures += not passed
-            lines.append(line if passed else f"{line}  FAILED")
-            print(lines[-1], flush=True)
+    for name, case in chosen.items():
+        line, passed = compare(name, case)
+        failures += not passed
+        lines.append(line if passed else f"{line}  FAILED")
+        print(lines[-1], flush=True)
     lines.append(f"{failures} failed")
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
+    print(lines[-1])
+    if options.output is not None:
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return int(failures > 0)
+
+
+def fixture_folders(root: Path, cases: Mapping[str, Case]) -> list[tuple[Path, Case]]:
+    """Return the folders of fixtures with their cases; for another one, make its folder first."""
+    return [(path, cases[path.name]) for path in sorted(root.iterdir()) if path.name in cases]
+
+
+def train_byte_level(
+    texts: Iterable[str], size: int, special: Sequence[str] = ()
+) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer of some texts, its special tokens first."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend

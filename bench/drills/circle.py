@@ -1,6 +1,6 @@
 """Round trip: train here, export, fine-tune in `transformers` and here, import, evaluate.
 
-    python -m bench.drills.circle RUN [RUN ...] [--text FILE] [--steps N] [--output FILE]
+    python -m bench circle RUN [RUN ...] [--text FILE] [--steps N] [--output FILE]
 
 For each run of a language model or a masked language model (such as `quickstart` and `bert_tiny`,
 trained for some steps): export it, open it in `transformers`, and train both from these weights on
@@ -12,18 +12,19 @@ epoch of that text; else for N steps of the run's own data.
 It needs torch and transformers (the extra `hf`) and no network.
 """
 
-import argparse
 import dataclasses
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import torch
 import transformers
+import tyro
 
+from bench.drills._reference_table import Options, compare_cases, versions
 from train.assembly import make_engine, make_task, training_options
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import EvaluationConfig
@@ -36,36 +37,19 @@ from transformer import Hardware
 
 LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-4, 0.1, 1.0
 BATCH_SIZE, EVALUATION_BATCHES = 4, 8
+LARGEST = 1e-3
+"""Largest difference of losses that passes."""
 
 
-class Result(NamedTuple):
-    """Result of one run."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CircleOptions(Options):
+    """Command line of the drill."""
 
-    name: str
-    model_type: str
-    length: str
-    """How long both trained."""
-    ours: list[float]
-    theirs: list[float]
-    start: float
-    """Held-out loss before."""
-    evaluated_ours: float
-    evaluated_theirs: float
-
-    def lines(self) -> list[str]:
-        """Return the part of the table."""
-        pairs = list(zip(self.ours, self.theirs, strict=True))
-        gaps = [abs(a - b) for a, b in pairs]
-        shown = sorted({0, 1, 2, 4, 9, 19, 49, 99, len(pairs) - 1} & set(range(len(pairs))))
-        rows = [f"  step {i + 1:4}  here {pairs[i][0]:.6f}  there {pairs[i][1]:.6f}" for i in shown]
-        return [
-            f"{self.name}, exported as {self.model_type}, {self.length}",
-            *rows,
-            f"  largest difference of losses {max(gaps):.1e}, at step {int(np.argmax(gaps)) + 1}",
-            f"  held-out loss before {self.start:.5f}",
-            f"  held-out loss, trained here {self.evaluated_ours:.5f}",
-            f"  held-out loss, trained there and imported {self.evaluated_theirs:.5f}",
-        ]
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of runs."""
+    steps: int = 100
+    text: str = ""
+    """Train for one epoch of this file in place of `steps` of the run's own data."""
 
 
 def tuning_experiment(run: Run, steps: int) -> Any:
@@ -134,7 +118,7 @@ def train_there(model: Any, batches: list[Any]) -> list[float]:
     return losses
 
 
-def held_out_loss(run: Run, experiment: Any, params: Any, corpus: Any) -> float:
+def held_out_loss(experiment: Any, params: Any, corpus: Any) -> float:
     """Return the loss of the first batches of the validation split."""
     engine = make_engine(experiment, Hardware())
     metrics = evaluate_split(experiment, engine, params, corpus, "validation", whole=False)
@@ -155,8 +139,8 @@ def tuning_batches(run: Run, experiment: Any, text: str) -> list[Any]:
     return [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
 
 
-def run_circle(workdir: str, steps: int, text: str) -> Result:
-    """Run the round trip of one run."""
+def run_circle(workdir: str, steps: int, text: str) -> tuple[str, bool]:
+    """Run the round trip of one run; return its part of the table, and if the losses agree."""
     run = load(workdir)
     experiment = tuning_experiment(run, steps)
     batches = tuning_batches(run, experiment, text)
@@ -174,43 +158,36 @@ def run_circle(workdir: str, steps: int, text: str) -> Result:
     params, ours = train_here(run, experiment, batches)
     # Vocabulary padding rows, which an imported model does not have.
     same = dataclasses.replace(experiment, model=imported.experiment.model)
-    return Result(
-        experiment.name,
-        model_type,
-        f"{len(batches)} steps" + (f", one epoch of {Path(text).name}" if text else ""),
-        ours,
-        theirs,
-        held_out_loss(run, experiment, run.params, corpus),
-        held_out_loss(run, experiment, params, corpus),
-        held_out_loss(imported, same, imported.params, corpus),
+    evaluated = {
+        " before": held_out_loss(experiment, run.params, corpus),
+        ", trained here": held_out_loss(experiment, params, corpus),
+        ", trained there and imported": held_out_loss(same, imported.params, corpus),
+    }
+    gaps = np.abs(np.subtract(ours, theirs))
+    shown = sorted({0, 1, 2, 4, 9, 19, 49, 99, len(ours) - 1} & set(range(len(ours))))
+    length = f"{len(batches)} steps" + (f", one epoch of {Path(text).name}" if text else "")
+    lines = [
+        f"{experiment.name}, exported as {model_type}, {length}",
+        *(f"  step {i + 1:4}  here {ours[i]:.6f}  there {theirs[i]:.6f}" for i in shown),
+        f"  largest difference of losses {gaps.max():.1e}, at step {np.argmax(gaps) + 1}",
+        *(f"  held-out loss{when} {loss:.5f}" for when, loss in evaluated.items()),
+    ]
+    return "\n".join(lines), gaps.max() <= LARGEST
+
+
+def main(args: list[str]) -> int:
+    """Print the table; return 1 if losses differ."""
+    options = tyro.cli(CircleOptions, args=args)
+    return compare_cases(
+        options,
+        dict.fromkeys(options.runs),
+        lambda workdir, _: run_circle(workdir, options.steps, options.text),
+        head=[
+            f"{versions('transformers', 'torch', 'jax')}, CPU, float32",
+            f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, decay {WEIGHT_DECAY} of matrices",
+        ],
     )
 
 
-def main() -> int:
-    """Print the table; return 1 if losses differ by more than 1e-3."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--text", default="")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    lines = [
-        f"{versions}, jax {jax.__version__}, CPU, float32",
-        f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, weight decay {WEIGHT_DECAY} of matrices",
-    ]
-    worst = 0.0
-    for workdir in options.runs:
-        result = run_circle(workdir, options.steps, options.text)
-        worst = max(worst, *(abs(a - b) for a, b in zip(result.ours, result.theirs, strict=True)))
-        lines += result.lines()
-    print("\n".join(lines))
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(worst > 1e-3)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

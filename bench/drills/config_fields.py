@@ -1,6 +1,6 @@
 """Compare the table of the fields of config.json with what `transformers` reads.
 
-    python -m bench.drills.config_fields [--write]
+    python -m bench config-fields [--write]
 
 The table is `transformer/interop/config_fields.json`. It is made from the source of transformers: a
 field counts as read if the modelling code of a supported class, the code that it calls for masks,
@@ -8,7 +8,6 @@ rotary positions and caches, or the configuration class itself reads it. Initial
 are left out. `--write` writes the table.
 """
 
-import argparse
 import ast
 import dataclasses
 import importlib
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+import tyro
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -238,19 +238,20 @@ def make_table() -> str:
     return json.dumps(table, indent=1, sort_keys=True) + "\n"
 
 
-def main() -> int:
+def main(args: list[str]) -> int:
     """Check or write the table; return 1 if the committed one differs."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    table = make_table()
-    if options.write:
-        TABLE.write_text(table)
-        return 0
-    differs = table != TABLE.read_text()
-    print("the table differs" if differs else "the table is that of this version")
-    return int(differs)
+
+    def check(write: bool = False) -> int:
+        table = make_table()
+        if write:
+            TABLE.write_text(table)
+            return 0
+        differs = table != TABLE.read_text()
+        print("the table differs" if differs else "the table is that of this version")
+        return int(differs)
+
+    return tyro.cli(check, args=args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Evaluate models with EleutherAI's lm-evaluation-harness three ways, and compare the numbers.
 
-    python -m bench.drills.lm_eval [--vocabulary FOLDER] [--output FILE]
+    python -m bench lm-eval [--only WORD] [--output FILE]
 
 Small models of GPT-2's and Llama's kind, trained for some seconds by torch and saved with their
 tokenizers, are evaluated by the harness's own `hf` (torch and transformers), as imported runs by
@@ -9,32 +9,31 @@ here: multiple choice, last words, perplexity in rolling windows, and generation
 contexts that are longer than the model. Compared is each answer: texts and greedy flags must be
 equal, and log-likelihoods within 1e-4.
 
-FOLDER has GPT-2's `encoder.json` and `merges.txt`; without it a small vocabulary is trained.
 It needs the extras `hf` and `lm-eval`, `lm_eval[api]` and accelerate, and no network.
 """
 
-import argparse
+import contextlib
 import json
 import os
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
 
 import lm_eval
-import tokenizers
 import torch
 import transformers
+import tyro
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 
+from bench.drills._reference_table import Options, compare_cases, train_byte_level, versions
 from bench.drills.server import Server
 from train.interop.huggingface import import_model
 from train.interop.lm_eval import HarnessModel
@@ -43,22 +42,52 @@ POSITIONS = 64
 LARGEST = 1e-4
 """Largest difference of a log-likelihood that passes."""
 
-TASKS = ("choice", "word", "rolling", "answer")
+TASKS: dict[str, dict[str, Any]] = {
+    "choice": dict(
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="{{options}}",
+        doc_to_target="gold",
+        metric_list=[dict(metric="acc"), dict(metric="acc_norm")],
+    ),
+    "word": dict(
+        output_type="loglikelihood",
+        doc_to_text="{{context}}",
+        doc_to_target="{{target}}",
+        target_delimiter="",
+        metric_list=[dict(metric="perplexity"), dict(metric="acc")],
+    ),
+    "rolling": dict(
+        output_type="loglikelihood_rolling",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+        metric_list=[dict(metric="word_perplexity"), dict(metric="bits_per_byte")],
+    ),
+    "answer": dict(
+        output_type="generate_until",
+        doc_to_text="{{question}}",
+        doc_to_target="{{answer}}",
+        generation_kwargs=dict(until=["\n", " the"], max_gen_toks=12, do_sample=False),
+        metric_list=[dict(metric="exact_match", aggregation="mean", higher_is_better=True)],
+    ),
+}
 LONG_TASK = "long_answer"
 """Generation after long contexts, which `local-completions` cuts to another length than `hf`."""
+TASKS[LONG_TASK] = TASKS["answer"]
 
 SIZES = dict(num_hidden_layers=2, num_attention_heads=4)
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2", SIZES | dict(n_embd=48, n_layer=2, n_head=4, n_positions=POSITIONS)),
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        SIZES | dict(n_embd=48, n_layer=2, n_head=4, n_positions=POSITIONS),
+    ),
     "llama": (
-        "Llama",
+        "LlamaConfig",
+        "LlamaForCausalLM",
         SIZES
-        | dict(
-            hidden_size=48,
-            intermediate_size=96,
-            num_key_value_heads=2,
-            max_position_embeddings=POSITIONS,
-        ),
+        | dict(hidden_size=48, intermediate_size=96, num_key_value_heads=2)
+        | dict(max_position_embeddings=POSITIONS),
     ),
 }
 
@@ -70,23 +99,9 @@ def read_texts() -> list[str]:
     return [text[start : start + 200] for start in range(0, len(text) - 200, 200)]
 
 
-def make_tokenizer(kind: str, texts: Sequence[str], vocabulary: str) -> Any:
+def make_tokenizer(kind: str, texts: Sequence[str]) -> Any:
     """Return a byte-level tokenizer; that of `llama` puts a token before each text."""
-    if vocabulary:
-        merges = (Path(vocabulary) / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
-        pairs = [(first, second) for first, _, second in (line.partition(" ") for line in merges)]
-        tokens = json.loads((Path(vocabulary) / "encoder.json").read_text(encoding="utf-8"))
-        backend = tokenizers.Tokenizer(models.BPE(tokens, pairs))
-    else:
-        backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    if not vocabulary:
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=600, initial_alphabet=alphabet, show_progress=False
-        )
-        backend.train_from_iterator(texts, trainer)
+    backend = train_byte_level(texts, 600)
     end = "<|endoftext|>"
     backend.add_special_tokens([end])
     names = dict(eos_token=end, bos_token=end)
@@ -99,19 +114,18 @@ def make_tokenizer(kind: str, texts: Sequence[str], vocabulary: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
-def write_model(kind: str, folder: Path, texts: Sequence[str], vocabulary: str) -> Any:
+def write_model(kind: str, folder: Path, texts: Sequence[str]) -> Any:
     """Train a model for some seconds and write it with its tokenizer; return both."""
     torch.manual_seed(0)
-    tokenizer = make_tokenizer(kind, texts, vocabulary)
-    name, settings = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(
+    tokenizer = make_tokenizer(kind, texts)
+    config_class, model_class, settings = KINDS[kind]
+    config = getattr(transformers, config_class)(
         **settings,
         vocab_size=len(tokenizer),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    class_name = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
-    model = getattr(transformers, class_name)(config)
+    model = getattr(transformers, model_class)(config)
     tokens = torch.tensor(tokenizer("".join(texts)).input_ids)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(150):
@@ -140,66 +154,26 @@ def write_tasks(folder: Path, texts: Sequence[str], model: Any, tokenizer: Any) 
         found = model.generate(tokens, max_new_tokens=count, do_sample=False, pad_token_id=0)
         return str(tokenizer.decode(found[0, tokens.shape[1] :]))
 
-    choices, last, rolling, answers, long_answers = [], [], [], [], []
+    documents: dict[str, list[Any]] = {name: [] for name in TASKS}
     for number in range(12):
         context = " ".join(part(4 + 3 * number))  # of 4 to 37 words, some longer than the model
         options = [" ".join(part(1 + index)) for index in range(4)]
         # Of a context with a space at its end, which the harness moves, and of an empty one.
         question = ("" if number == 5 else context) + (" " if number == 3 else "")
-        choices.append(dict(question=question, options=options, gold=number % 4))
+        documents["choice"].append(dict(question=question, options=options, gold=number % 4))
         short = " ".join(part(6))
         target = greedy(short, 2) if number % 2 else " " + part(1)[0]
-        last.append(dict(context=short, target=target))
-        rolling.append(dict(text=" ".join(" ".join(part(30)) for _ in range(1 + number % 4))))
+        documents["word"].append(dict(context=short, target=target))
+        window = " ".join(" ".join(part(30)) for _ in range(1 + number % 4))
+        documents["rolling"].append(dict(text=window))
         answer = greedy(short, 12).split("\n")[0].split(" the")[0] if number % 2 else "no"
-        answers.append(dict(question=short, answer=answer))
-        long_answers.append(dict(question=f"{context} {context} {context}", answer="no"))
+        documents["answer"].append(dict(question=short, answer=answer))
+        long = f"{context} {context} {context}"
+        documents[LONG_TASK].append(dict(question=long, answer="no"))
 
-    generation = dict(until=["\n", " the"], max_gen_toks=12, do_sample=False)
-    accuracy = [dict(metric="exact_match", aggregation="mean", higher_is_better=True)]
-    of_answers = dict(
-        output_type="generate_until",
-        doc_to_text="{{question}}",
-        doc_to_target="{{answer}}",
-        generation_kwargs=generation,
-        metric_list=accuracy,
-    )
-    tasks: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-        "choice": (
-            choices,
-            dict(
-                output_type="multiple_choice",
-                doc_to_text="{{question}}",
-                doc_to_choice="{{options}}",
-                doc_to_target="gold",
-                metric_list=[dict(metric="acc"), dict(metric="acc_norm")],
-            ),
-        ),
-        "word": (
-            last,
-            dict(
-                output_type="loglikelihood",
-                doc_to_text="{{context}}",
-                doc_to_target="{{target}}",
-                target_delimiter="",
-                metric_list=[dict(metric="perplexity"), dict(metric="acc")],
-            ),
-        ),
-        "rolling": (
-            rolling,
-            dict(
-                output_type="loglikelihood_rolling",
-                doc_to_text="",
-                doc_to_target="{{text}}",
-                metric_list=[dict(metric="word_perplexity"), dict(metric="bits_per_byte")],
-            ),
-        ),
-        "answer": (answers, of_answers),
-        LONG_TASK: (long_answers, of_answers),
-    }
-    for name, (documents, settings) in tasks.items():
+    for name, settings in TASKS.items():
         data = folder / f"{name}.json"
-        data.write_text("\n".join(map(json.dumps, documents)))
+        data.write_text("\n".join(map(json.dumps, documents[name])))
         task = dict(
             task=name,
             dataset_path="json",
@@ -255,54 +229,52 @@ def compare(found: dict[str, Any], expected: dict[str, Any], task: str) -> tuple
     return f"{task:12} {shown}  {', '.join(metrics)}{'' if passed else '  FAILED'}", passed
 
 
-def main() -> int:
+def compare_kind(kind: str, _: Any) -> tuple[str, bool]:
+    """Evaluate one model three ways; return the tables, and whether all numbers are equal."""
+    texts, lines, all_passed = read_texts(), [], True
+    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
+        source, tasks, workdir = (Path(root) / name for name in ("model", "tasks", "run"))
+        tasks.mkdir()
+        write_tasks(tasks, texts, *write_model(kind, source, texts))
+        import_model(str(source), str(workdir))
+        common: Any = dict(pretrained=str(source), device="cpu", dtype="float32", batch_size=4)
+        server = Server(str(workdir))
+        stack.callback(server.stop)
+        client = LocalCompletionsAPI(
+            model=server.model,
+            base_url=f"{server.url}/completions",
+            tokenizer=str(source),
+            tokenizer_backend="huggingface",
+            add_bos_token=kind == "llama",
+            max_length=POSITIONS,
+            batch_size=4,
+        )
+        # One token is generated after each scored text, and one is the context of a window.
+        same_length = HFLM(**common, max_length=POSITIONS - 2)
+        ours = HarnessModel(workdir, batch_size=4)
+        for name, model, reference, names in (
+            ("HarnessModel", ours, HFLM(**common), [*TASKS]),
+            (
+                "local-completions",
+                client,
+                same_length,
+                [name for name in TASKS if name != LONG_TASK],
+            ),
+        ):
+            lines.append(f"\n{kind}, {name} and hf")
+            found, expected = (evaluate(each, names, tasks) for each in (model, reference))
+            for task in names:
+                line, passed = compare(found, expected, task)
+                lines.append(line)
+                all_passed &= passed
+    return "\n".join(lines), all_passed
+
+
+def main(args: list[str]) -> int:
     """Print the tables; return 1 if numbers differ."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--vocabulary", default="")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    versions = [f"{each} {version(each)}" for each in ("lm_eval", "torch", "transformers", "jax")]
-    lines, all_passed = [f"{', '.join(versions)}, CPU, float32"], True
-    texts = read_texts()
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as root:
-            source, tasks, workdir = (Path(root) / name for name in ("model", "tasks", "run"))
-            tasks.mkdir()
-            write_tasks(tasks, texts, *write_model(kind, source, texts, options.vocabulary))
-            import_model(str(source), str(workdir))
-            every = [*TASKS, LONG_TASK]
-            common: Any = dict(pretrained=str(source), device="cpu", dtype="float32", batch_size=4)
-            pairs = [("HarnessModel", HarnessModel(workdir, batch_size=4), HFLM(**common), every)]
-            server = Server(str(workdir))
-            try:
-                client = LocalCompletionsAPI(
-                    model=server.model,
-                    base_url=f"{server.url}/completions",
-                    tokenizer=str(source),
-                    tokenizer_backend="huggingface",
-                    add_bos_token=kind == "llama",
-                    max_length=POSITIONS,
-                    batch_size=4,
-                )
-                # One token is generated after each scored text, and one is the context of a window.
-                same_length = HFLM(**common, max_length=POSITIONS - 2)
-                pairs.append(("local-completions", client, same_length, [*TASKS]))
-                for name, ours, theirs, names in pairs:
-                    lines.append(f"\n{kind}, {name} and hf")
-                    found = evaluate(ours, names, tasks)
-                    expected = evaluate(theirs, names, tasks)
-                    for task in names:
-                        line, passed = compare(found, expected, task)
-                        lines.append(line)
-                        all_passed &= passed
-            finally:
-                server.stop()
-    print("\n".join(lines))
-    if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
-    return int(not all_passed)
+    head = [f"{versions('lm_eval', 'torch', 'transformers', 'jax')}, CPU, float32"]
+    return compare_cases(tyro.cli(Options, args=args), KINDS, compare_kind, head=head)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

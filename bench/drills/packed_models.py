@@ -28,7 +28,7 @@ SIZES = {
 }
 
 
-def main() -> None:
+def main(args: list[str]) -> None:
     """Write all folders."""
     import numpy as np
     import torch
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("gptq", "awq", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(args)
     tokens = torch.arange(2 * 12).reshape(2, 12) * 7 % SIZES["vocab_size"]
 
     def write(name: str, model: Any, packed: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -156,4 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

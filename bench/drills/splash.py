@@ -1,14 +1,14 @@
 """Compile the TPU's attention kernel with the TPU's own compiler, on a machine without a TPU.
 
-    pip install libtpu && python -m bench.drills.splash [--topology v5e:2x2]
+    pip install libtpu && python -m bench splash [--topology v5e:2x2]
 
 Forward and backward, in bfloat16. Prints the memory that the kernel needs besides arguments and
-results,
-and the memory of attention that materializes all scores.
+results, and the memory of attention that materializes all scores.
 """
 
 import functools
 import os
+import sys
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
@@ -26,7 +26,9 @@ from transformer.attention.backends.splash import attend_splash
 from transformer.attention.reference import ScoreSpec, attend_reference
 
 
-def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: int = 128) -> None:
+def compile_both(
+    topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: int = 128
+) -> None:
     """Compile one chip's program for [1, T, N, H]."""
     described = topologies.get_topology_desc(topology_name=topology, platform="tpu")
     mesh = Mesh(np.array(described.devices[:1]), ("one",))
@@ -51,5 +53,10 @@ def _reference(*given: Any) -> Any:
     return attend_reference(*given)[0]
 
 
+def main(args: list[str]) -> None:
+    """Print the memory of both."""
+    tyro.cli(compile_both, args=args)
+
+
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(sys.argv[1:])

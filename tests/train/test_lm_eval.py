@@ -1,6 +1,6 @@
 """Runs as models of lm-evaluation-harness: with the package where it is installed, or a stub.
 
-`python -m bench.drills.lm_eval` compares with the harness's own model.
+`python -m bench lm-eval` compares with the harness's own model.
 """
 
 import dataclasses

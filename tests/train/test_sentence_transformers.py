@@ -1,6 +1,6 @@
 """Models of sentence-transformers: `import`, `embed` and `export`, against the package's vectors.
 
-`python -m bench.drills.sentence_transformers --fixtures` writes the fixtures.
+`python -m bench sentence-transformers --fixtures` writes the fixtures.
 """
 
 import json

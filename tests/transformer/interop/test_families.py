@@ -1,6 +1,6 @@
 """Files written by `transformers` against its own outputs, family by family.
 
-`python -m bench.drills.huggingface --fixtures` writes the fixtures; reading them needs no torch.
+`python -m bench huggingface --fixtures` writes the fixtures; reading them needs no torch.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Text parts of multimodal files, written by `transformers`, in the layouts that there are.
 
-`python -m bench.drills.huggingface_multimodal --fixtures` writes the fixtures.
+`python -m bench huggingface-multimodal --fixtures` writes the fixtures.
 """
 
 import json

@@ -1,6 +1,6 @@
 """PEFT adapters against PEFT's own logits, and one-line errors for unsupported ones.
 
-`python -m bench.drills.peft --fixtures` writes the adapters; reading them needs no torch.
+`python -m bench peft --fixtures` writes the adapters; reading them needs no torch.
 """
 
 import json

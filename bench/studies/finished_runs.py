@@ -213,17 +213,20 @@ def _differences(base: Mapping[str, Any], fields: Mapping[str, Any]) -> Differen
     changed = {
         name: value
         for name, value in fields.items()
-        if name not in base or json.dumps(base[name]) != json.dumps(value)  # 1 is not True
+        if name not in base or not _equal(base[name], value)
     }
     return Difference(changed, sorted(base.keys() - fields.keys()))
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True if no saved setting differs."""
-    for name, value in saved.items():
-        if name not in now or json.dumps(now[name]) != json.dumps(value):
-            return False
-    return True
+    return all(name in now and _equal(now[name], value) for name, value in saved.items())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return True for equal values: 0 is 0.0, as a config may write it, but 1 is not True."""
+    same: bool = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return same
 
 
 def _has_defaults(experiment: Experiment, now: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:

@@ -175,8 +175,9 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
     """Draw the share of neighbours of the same sense over layers [L + 1], and its mean."""
     drawn = Figure(figsize=(7, 4.2))
     axes = drawn.subplots()
-    for word, values in shares.items():
-        axes.plot(100 * values, linewidth=1, alpha=0.8, label=word)
+    for number, values in enumerate(shares.values()):
+        label = "one word" if number == 0 else None
+        axes.plot(100 * values, "-", color="0.75", linewidth=1, marker="none", label=label)
     mean = 100 * np.mean([*shares.values()], axis=0)
     axes.plot(mean, "o-", color=BLACK, linewidth=2.5, label="mean")
     axes.plot(100 * untrained, "o:", color=BLACK, linewidth=2.5, label="mean, untrained")
@@ -184,7 +185,7 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
     axes.annotate("chance", (len(mean) - 1, 50), (0, 3), textcoords="offset points", ha="right")
     axes.set(xlabel="layer (0: embedding)", xticks=range(len(mean)))
     axes.set_ylabel("nearest neighbour has the same sense (%)")
-    drawn.legend(loc="outside right center")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
     return drawn
 
 

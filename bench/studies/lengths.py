@@ -109,7 +109,7 @@ def main(
         table=markdown_table(["positions", *(f"T = {LENGTH * n:,}" for n in FACTORS)], rows),
         settings=(
             "Held-out loss in nats per token. The quickstart's model (4 layers, width 192), "
-            f"{steps} steps of 1,024 tokens on windows of {LENGTH}, {seeds_of(seeds)}: the same "
+            f"{steps} steps of 1,024 tokens on windows of {LENGTH}, {seeds_of(seeds)}. The same "
             f"{EVALUATED:,} held-out tokens at all lengths. Learned positions have rows that "
             "training did not reach. The findings hold at this scale only."
         ),

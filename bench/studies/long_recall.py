@@ -29,7 +29,6 @@ from matplotlib.figure import Figure
 import train
 from bench.command import command
 from bench.studies.family import HEADS, mixers, same_size
-from bench.studies.finished_runs import digest
 from bench.studies.recall import AssociativeRecall, recall_examples
 from bench.studies.record import (
     NO_LIMIT,
@@ -196,8 +195,9 @@ def main(
         for name in names:
             settings = {"mixer": name}
             short = experiment(name, steps=short_steps, seed=seed, short=True, **common)
-            # Another first run has another name, so that runs that continue from it differ too.
-            before = sweep_run(settings, short, f"{run_name(settings, seed)},{digest(short)}")
+            # The name of the first run is compared with those that continue from it: what else
+            # decides it, the model and the optimizer, they have themselves.
+            before = sweep_run(settings, short, f"{run_name(settings, seed)},steps={short_steps}")
             long = sweep_run(settings, experiment(name, steps=steps, seed=seed, **common))
             start = {"init_from": str(study.workdir / "short" / before.name)}
             first.append(before)

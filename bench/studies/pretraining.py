@@ -176,7 +176,7 @@ def draw(rows: list[Row]) -> Figure:
         )
     names = [f"{row.task}\n{row.start.replace('nothing', 'from nothing')}" for row in rows]
     axes.set_xticks(range(len(rows)), names)
-    axes.set(ylabel="test accuracy (%); bars: each seed", ylim=(0, 100))
+    axes.set(ylabel="test accuracy (%): mean, and each seed", ylim=(0, 100))
     axes.grid(visible=False, axis="x")
     return figure
 

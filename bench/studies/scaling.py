@@ -182,8 +182,8 @@ def answer(losses: Mapping[tuple[int, int], float], analysis: Analysis) -> str:
     if found:
         gains = [found["neither"] - found[name] for name in ("parameters", "tokens", "both")]
         sentences.append(
-            "From the smallest run on, the loss falls by {:.2f} if parameters grow alone, by {:.2f}"
-            " if tokens do, by {:.2f} if both do.".format(*gains)
+            "From the smallest run on, the loss falls by {:.3f} if parameters grow alone, by {:.3f}"
+            " if tokens do, by {:.3f} if both do.".format(*gains)
         )
     return " ".join(sentences)
 

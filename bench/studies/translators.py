@@ -197,7 +197,7 @@ def main(
         title="Translation systems by source length",
         question="What BLEU do translation systems reach on Multi30k, by the length of the source?",
         answer=(
-            f"After the steps of their recipes, from sources of {group_names()[0]} words to those "
+            f"After the steps of their recipes, from sources {group_names()[0]} words to those "
             f"of {group_names()[-1]}: {'; '.join(falls)}. Translating word by word, without any "
             "context, has 11.7 (`python -m bench baselines multi30k`)."
         ),

@@ -48,6 +48,7 @@ from train.optim.schedules import ScheduleConfig
 from train.scaling.design import (
     SizeRules,
     count_without_embeddings,
+    format_count,
     model_of_width,
     with_model_and_tokens,
 )
@@ -331,9 +332,10 @@ def main(
     changed = study.train([*itertools.chain(*changes.values())], part="changes")
     alone = change_rows(changes, changed)
     best, *_, gain = min((row for row in alone if row[0] in CHANGES), key=lambda row: row[-1])
-    sizes = [count_without_embeddings(each.model) for each in experiments[OLD][1:]]
+    sizes = [count_without_embeddings(each.model) for each in experiments[NEW][1:]]
     times = [
-        f"{factor.value:.2f} times at {size:,}" for factor, size in zip(factors, sizes, strict=True)
+        f"{factor.value:.2f} times at {format_count(size)}"
+        for factor, size in zip(factors, sizes, strict=True)
     ]
     first = experiments[OLD][0]
     page = Page(

@@ -59,6 +59,7 @@ def draw_masks() -> Figure:
         axes.set(title=title, xticks=[0, length - 1], yticks=[0, length - 1])
         axes.set(xlabel="key", ylabel="query")
         axes.grid(visible=False)
+        axes.spines[:].set(visible=True, color="#aab1bc")
     return figure
 
 
@@ -84,6 +85,7 @@ def draw_attention_steps() -> Figure:
         axes.set_facecolor("#d9d9d9")  # hidden pairs
         axes.set(title=title, xlabel="key", ylabel="query", xticks=[], yticks=[])
         axes.grid(visible=False)
+        axes.spines[:].set(visible=True, color="#aab1bc")
         figure.colorbar(drawn, ax=axes, shrink=0.8)
     return figure
 

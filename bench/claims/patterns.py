@@ -264,7 +264,7 @@ def performer_error(
     accurate; with larger ones they are far off. The median of 15 draws.
     """
     sizes = (0.5, 1.0)
-    drawn = Figure(figsize=(9, 4.2))
+    drawn = Figure(figsize=(9, 4.8))
     panels = drawn.subplots(1, len(sizes), sharey=True)
     for axes, size in zip(panels, sizes, strict=True):
         for kind, orthogonal in itertools.product(FEATURE_MAPS, (True, False)):
@@ -281,5 +281,5 @@ def performer_error(
         axes.loglog(counts, 3 * np.array(counts) ** -0.5, ":", color=GREY, label="1 / sqrt(M)")
         axes.set(title=f"entries of q and k: N(0, {size}²)", xlabel="random features M")
     panels[0].set_ylabel("relative error, |y - softmax| / |softmax|")
-    panels[0].legend(loc="lower left")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(drawn, figure)

@@ -27,20 +27,20 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "ablations",
         "What does one change at a time do to the loss of the quickstart's model?",
-        20,
+        60,
         "claims.architecture:ablations",
     ),
     Entry("sinusoids", "What do sinusoidal positions look like?", 0, "claims.positions:sinusoids"),
     Entry(
         "positions",
         "Which position encodings hold beyond the length of training?",
-        30,
+        60,
         "claims.positions:positions",
     ),
     Entry(
         "context_extension",
         "Which rule extends RoPE to longer contexts?",
-        60,
+        90,
         "claims.positions:context_extension",
     ),
     Entry(
@@ -67,7 +67,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "long_range",
         "What do variants of attention reach on tasks of the Long Range Arena?",
-        60,
+        45,
         "claims.long_range:long_range",
         "SST-2 in $TRANSFORMER_DATA for byte_text",
     ),
@@ -102,7 +102,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "baselines",
         "What do models that only count reach?",
-        5,
+        8,
         "claims.baselines:baselines",
         _DATA,
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito 2008, the darker ones first: yellow and sky blue are faint on white.
+# The palette of Okabe and Ito with a darker purple; yellow and sky blue come last, faint on white.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#AA4499"
 YELLOW, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#666666"
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK)
@@ -20,10 +20,11 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1
 @contextlib.contextmanager
 def figure_style() -> Iterator[None]:
     """Draw figures in the project's look; also a decorator, `@figure_style()`."""
-    from matplotlib import cycler, rc_context  # importing it takes half a second
+    from matplotlib import rc_context  # importing it takes half a second
+    from matplotlib.rcsetup import cycler
 
     lines = cycler(color=COLORS) + cycler(linestyle=DASHES)
-    settings: dict[str, Any] = {
+    settings: Any = {
         "figure.dpi": 144,
         "savefig.dpi": 144,
         "figure.constrained_layout.use": True,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from matplotlib import colors
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from bench.command import command, save_figure
@@ -156,8 +157,8 @@ def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarr
         return np.asarray(selected)[0, 0] & np.asarray(dense_mask(mask, LENGTH, LENGTH))[0]
     many = np.repeat(x, LENGTH, axis=0)  # one example per changed token
     many[np.arange(LENGTH), np.arange(LENGTH)] += 1
-    inputs = dict(positions=mask.positions, mask=mask)
-    differs = np.abs(trial(many, **inputs).y - trial(x, **inputs).y).max(-1)  # [S, T]
+    given: Any = dict(positions=mask.positions, mask=mask)
+    differs = np.abs(trial(many, **given).y - trial(x, **given).y).max(-1)  # [S, T]
     return (differs > 1e-6).T
 
 
@@ -180,8 +181,8 @@ def patterns(figure: Path = FIGURES / "attention_patterns.png") -> None:
     """
     columns, shown = 5, panels()
     bands = -(-len(shown) // columns)
-    drawn = Figure(figsize=(9.5, 4.1 * bands + 0.8))
-    drawn.get_layout_engine().set(h_pad=0.08)  # type: ignore[union-attr]
+    space = ConstrainedLayoutEngine(h_pad=0.08)
+    drawn = Figure(figsize=(9.5, 4.1 * bands + 0.8), layout=space)
     colours = colors.ListedColormap([colour for _, colour in LOOKS.values()])
     parts: Any = drawn.subfigures(bands, 1)
     for number, part in enumerate(parts):
@@ -234,9 +235,9 @@ def random_feature_errors(
     """
     length, width, draws = 512, 16, 15
     random = np.random.default_rng(0)
-    q, k, v = (
-        s * random.normal(size=(1, length, 1, width)).astype(np.float32) for s in (size, size, 1.0)
-    )
+    shape, scales = (1, length, 1, width), (size, size, 1.0)
+    inputs: Any = [scale * random.normal(size=shape).astype(np.float32) for scale in scales]
+    q, k, v = inputs
     count = features // 2 if kind == "trigonometric" else features
 
     @jax.jit

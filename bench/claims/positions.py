@@ -44,8 +44,9 @@ def sinusoids(length: int = 128, width: int = 64, figure: Path = FIGURES / "sinu
     drawn = Figure(figsize=(6, 6))
     axes = drawn.subplots()
     axes.grid(visible=False)
-    options = {"cmap": "RdBu", "vmin": -1, "vmax": 1, "aspect": "auto"}
-    image = axes.imshow(vectors, interpolation="nearest", **options)
+    image = axes.imshow(
+        vectors, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+    )
     axes.set(xlabel="dimension (even: sine, odd: cosine)", ylabel="position (tokens)")
     axes.set(xticks=range(0, width, 8), yticks=range(0, length, 16))
     drawn.colorbar(image, label="value")

@@ -321,7 +321,8 @@ def held_out_choices(run: Run, tokenizer: Tokenizer, split: str) -> list[Choice]
     task = make_task(run.experiment)
     assert isinstance(task, TranslationTask)
     pairs = task.prepare_corpus(tokenizer).split(split)
-    tokens, apply, found = article_tokens(tokenizer), logits_of(run), []
+    tokens, apply = article_tokens(tokenizer), logits_of(run)
+    found: list[Choice] = []
     for bucket in task.make_buckets(pairs, run.experiment.batch_size or 32, 1):
         for start in range(0, len(bucket.examples), 32):
             chosen = bucket.examples[start : start + 32]

@@ -15,10 +15,10 @@ GPU that it was trained on; older lines lack it. Of equal runs the last line hol
 A run is found by its settings, whatever its name; one that starts from another run's weights, also
 by the name of that one's folder, which has to name the settings that both do not share. A changed
 value of any setting, a default's included, makes a new run, and so does another Python where the
-corpus is the interpreter's own library. Not compared: how a run is named, logged and saved (`IGNORED`). A
-setting that the package did not have when the line was written must have its default value. The
-code is not compared either: whoever changes what a setting means, the corpus behind a path, or how
-losses are evaluated, deletes the lines that this concerns.
+corpus is the interpreter's own library. Not compared: how a run is named, logged and saved
+(`IGNORED`). A setting that the package did not have when the line was written must have its default
+value. The code is not compared either: whoever changes what a setting means, the corpus behind a
+path, or how losses are evaluated, deletes the lines that this concerns.
 """
 
 import dataclasses

@@ -190,7 +190,7 @@ def main(
     stop = time.monotonic() + 60 * queue.minutes
     study = Study("long_recall", queue)
     first, runs = [], []
-    common = {"length": length, "pairs": pairs}
+    common: dict[str, Any] = {"length": length, "pairs": pairs}
     for seed in range(seeds):
         for name in names:
             settings = {"mixer": name}

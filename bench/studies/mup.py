@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -98,11 +99,11 @@ def main(
 ) -> None:
     """Is the best learning rate the same at every width, by muP and by one rate for all weights?"""
     study = Study("mup", queue)
-    common = dict(base_width=widths[0], depth=depth, steps=steps, vocab_size=vocab_size)
+    common: Any = dict(base_width=widths[0], depth=depth, steps=steps, vocab_size=vocab_size)
     runs = [
         sweep_run(
             {"rule": rule, "width": str(width), "rate": f"{rate:g}"},
-            at_the_end(experiment(rule, width, rate, **common, data=data), seed),  # type: ignore[arg-type]
+            at_the_end(experiment(rule, width, rate, **common, data=data), seed),
         )
         for seed in range(seeds)
         for width in widths

@@ -222,7 +222,7 @@ def sweep_run(settings: Mapping[str, str], experiment: Experiment, name: str = "
     return SweepRun(name or run_name(settings, experiment.seed), settings, experiment, cost)
 
 
-def at_the_end(experiment: Experiment, seed: int, **evaluation: int) -> Experiment:
+def at_the_end(experiment: Experiment, seed: int, **evaluation: Any) -> Experiment:
     """Return the experiment with a seed, evaluated at its end only."""
     return dataclasses.replace(
         experiment,

@@ -182,12 +182,19 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
             group.sort(key=lambda each: float(each.settings[field]))
         x = [float(each.settings[field]) if field else settings.index(each) for each in group]
         spread = [each.deviation if math.isfinite(each.deviation) else 0.0 for each in group]
-        look = {"color": COLORS[number % len(COLORS)], "marker": "osD^v"[number % 5]}
-        style = DASHES[number % len(DASHES)] if field else "none"
-        means = [each.mean for each in group]
-        axes.errorbar(x, means, spread, linestyle=style, capsize=3, label=label or None, **look)
+        color, marker = COLORS[number % len(COLORS)], "osD^v"[number % 5]
+        axes.errorbar(
+            x,
+            [each.mean for each in group],
+            spread,
+            linestyle=DASHES[number % len(DASHES)] if field else "none",
+            color=color,
+            marker=marker,
+            capsize=3,
+            label=label or None,
+        )
         for place, each in zip(x, group, strict=True):
-            axes.scatter([place] * len(each.values), each.values, s=9, **look)
+            axes.scatter([place] * len(each.values), each.values, s=9, color=color, marker=marker)
     if field:
         numbers = [float(each.settings[field]) for each in settings]
         if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO:

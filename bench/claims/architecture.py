@@ -267,7 +267,7 @@ def gradient_distance(figure: Path = FIGURES / "gradient_distance.png") -> None:
 
 # ---- Ablations: short runs of the quickstart's model ----
 
-Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "rivals"]
+Group = Literal["heads", "documents", "residual", "feed_forward", "rivals"]
 
 
 def _with_layer(base: Experiment, **changes: Any) -> Experiment:
@@ -296,17 +296,6 @@ def residual(base: Experiment) -> dict[str, Experiment]:
     return {"with": base, "without": _with_layer(base, residual=False)}
 
 
-def norms(base: Experiment) -> dict[str, Experiment]:
-    """Return norm placements and kinds."""
-    rows = {}
-    for placement in ("pre", "post", "sandwich"):
-        for norm in (NormConfig("rms"), NormConfig("layer")):
-            changed = _with_layer(base, norm_placement=placement, norm=norm)
-            final = None if placement == "post" else norm
-            rows[f"{placement}, {norm.kind}"] = with_model(changed, final_norm=final)
-    return rows
-
-
 def feed_forward(base: Experiment) -> dict[str, Experiment]:
     """Return activations, plain and gated, at nearly the same number of weights."""
     return {
@@ -331,7 +320,6 @@ GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
     "heads": heads,
     "documents": documents,
     "residual": residual,
-    "norms": norms,
     "feed_forward": feed_forward,
     "rivals": rivals,
 }

@@ -21,7 +21,7 @@ from bench.command import command
 from bench.studies.record import NO_LIMIT, Page, QueueFlags, Study, markdown_table
 from configs.quickstart import EXPERIMENTS
 from train.experiment import CheckpointConfig
-from train.scaling.analysis import CONSTANTS, Analysis, format_csv
+from train.scaling.analysis import CONSTANTS, Analysis
 from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
 from train.scaling.laws import PowerLaw, fit_power_law
 from train.scaling.scaling_report import check_design, draw_scaling, fit_results
@@ -209,7 +209,6 @@ def main(
     study = Study("scaling", queue)
     results = study.train([each.run for each in sized])
     analysis = fit_results(sized, results, budgets=budgets)
-    (queue.output / "scaling.csv").write_text(format_csv(analysis.runs))
     losses = mean_over_seeds(sized, results)
     page = Page(
         title="Scaling laws",

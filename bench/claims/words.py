@@ -182,7 +182,7 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
     axes.plot(mean, "o-", color=BLACK, linewidth=2.5, label="mean")
     axes.plot(100 * untrained, "o:", color=BLACK, linewidth=2.5, label="mean, untrained")
     axes.axhline(50, color=GREY, linewidth=0.8)
-    axes.annotate("chance", (len(mean) - 1, 50), (0, 3), textcoords="offset points", ha="right")
+    axes.annotate("chance", (len(mean) - 1, 50), (0, -13), textcoords="offset points", ha="right")
     axes.set(xlabel="layer (0: embedding)", xticks=range(len(mean)))
     axes.set_ylabel("nearest neighbour has the same sense (%)")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))

@@ -13,7 +13,7 @@ Two tasks:
 Attention has rotary positions; recurrences and convolutions know the order by construction. The
 width of the feed-forward layers is fitted so that all have as many parameters as `full` within 2%.
 Windows and numbers of keys are a quarter of the sequence. The learning rate is the same for all
-mixers of a task: none is tuned to one of them. Their speed: `python -m bench attention`.
+mixers of a task: none is tuned to one of them. Their speed: `python -m bench attention_costs`.
 """
 
 import dataclasses

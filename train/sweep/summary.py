@@ -150,6 +150,8 @@ LOG_RATIO = 2.5
 """Ratio of the largest to the smallest value from which the axis of a field is logarithmic."""
 
 MAX_LEGEND_ENTRIES = 12
+MAX_NAMED_VALUES = 8
+"""Values of the horizontal axis beyond which matplotlib chooses the ticks."""
 
 
 @figure_style()
@@ -199,6 +201,10 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
         numbers = [float(each.settings[field]) for each in settings]
         if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO:
             axes.set_xscale("log")
+        distinct = sorted(set(numbers))
+        if len(distinct) <= MAX_NAMED_VALUES:
+            axes.minorticks_off()
+            axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
         axes.set_xlabel(labels[field].replace("_", " "))
         if 1 < len(lines) <= MAX_LEGEND_ENTRIES:
             axes.legend()

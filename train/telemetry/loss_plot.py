@@ -126,8 +126,9 @@ def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
     if len(losses) < _MIN_SMOOTHED_LINES:
         axes.plot(steps, losses, ".-", color=BLUE, linewidth=1.5, label="training")
         return
-    axes.plot(steps, losses, color=BLUE, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, _smoothed(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
+    axes.plot(steps, losses, "-", color=BLUE, linewidth=0.8, alpha=0.3)
+    smooth = _smoothed(losses)
+    axes.plot(steps, smooth, "-", color=BLUE, linewidth=1.8, label="training, smoothed")
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
@@ -160,6 +161,7 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
             horizontalalignment="right",
             color=GREY,
             fontsize="small",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
 
 

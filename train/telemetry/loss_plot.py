@@ -155,13 +155,11 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
             f"{name}: {loss:.3f}",
             (1, loss),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, -3 if below else 3),
+            xytext=(4, 0),  # beside the axes, where no curve is
             textcoords="offset points",
-            verticalalignment="top" if below else "baseline",
-            horizontalalignment="right",
+            verticalalignment="top" if below else "bottom",
             color=GREY,
             fontsize="small",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
 
 

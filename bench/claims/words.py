@@ -185,7 +185,7 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
     axes.annotate("chance", (len(mean) - 1, 50), (0, -13), textcoords="offset points", ha="right")
     axes.set(xlabel="layer (0: embedding)", xticks=range(len(mean)))
     axes.set_ylabel("nearest neighbour has the same sense (%)")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
+    drawn.legend(loc="outside lower center", ncols=3)
     return drawn
 
 

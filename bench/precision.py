@@ -27,8 +27,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from bench.claims.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
 from bench.machine import machine
-from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.corpus import TextCorpus
 from train.data.token_file import HostBatch

@@ -1,8 +1,8 @@
-"""Comparison of every causal mixer and the systems that transformers replaced, at equal parameters.
+"""Every causal mixer and the systems that transformers replaced, at equal parameters.
 
     python -m bench.studies.family [--language-steps 200] [--recall-steps 600] [--seeds 3]
 
-Two tasks, on the resumable queue:
+Two tasks:
 
 - language: the quickstart's text in windows of 128 tokens, 2 layers of width 128; held-out loss.
 - recall: `bench.studies.recall`, sequences of 128 tokens with 16 pairs, width 64; accuracy. The
@@ -13,42 +13,38 @@ Two tasks, on the resumable queue:
 Attention has rotary positions; recurrences and convolutions know the order by construction. The
 width of the feed-forward layers is fitted so that all have as many parameters as `full` within 2%.
 Windows and numbers of keys are a quarter of the sequence. The learning rate is the same for all
-mixers of a task: none is tuned to one of them.
-
-Afterwards training steps of all mixers are timed in turns, in this process, and the memory of a
-step is the compiler's. `--rounds 0` skips the timing.
+mixers of a task: none is tuned to one of them. Their speed: `python -m bench attention_costs`.
 """
 
 import dataclasses
 import math
-import time
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.small_runs import small
+from bench.claims.small_runs import small
+from bench.command import command
 from bench.studies.recall import AssociativeRecall
 from bench.studies.record import (
-    RESULTS,
+    NO_LIMIT,
+    Page,
+    QueueFlags,
+    Study,
+    at_the_end,
     markdown_table,
-    open_records,
-    run_study,
-    single_run,
-    train_all,
-    write_record,
+    over_seeds,
+    seeds_of,
+    sweep_run,
 )
-from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.arrays import ArrayDataConfig
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.experiment import Experiment
+from train.figures import BLACK, BLUE, GREY
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.runtime.local_hardware import local_hardware
 from train.scaling.design import count_without_embeddings
-from train.sweep.grid import SweepRun, run_name
 from train.sweep.sweep_folder import RunResult
 from transformer import (
     AttentionConfig,
@@ -138,93 +134,45 @@ def model_with(task: str, mixer: MixerConfig, width: int, feed_forward: int) -> 
 
 
 def same_size(
-    task: str, mixer: MixerConfig, width: int, vocab_size: int, size: int
+    task: str, mixer: MixerConfig, full: MixerConfig, width: int, vocab_size: int
 ) -> TransformerConfig:
-    """Return a model whose feed-forward width brings its size as close as possible to `size`.
+    """Return a model whose feed-forward width brings its size as close as possible to `full`'s.
 
     The count is linear in the width, so two models determine the width of the third.
     """
-    count = lambda config: count_without_embeddings(  # noqa: E731
-        dataclasses.replace(config, vocab_size=vocab_size)
-    )
-    small_count, large_count = (
-        count(model_with(task, mixer, width, f)) for f in (width, 2 * width)
-    )
-    per_unit = (large_count - small_count) / width
-    return model_with(task, mixer, width, max(1, width + round((size - small_count) / per_unit)))
+
+    def count(mixer: MixerConfig, feed_forward: int) -> int:
+        config = model_with(task, mixer, width, feed_forward)
+        return count_without_embeddings(dataclasses.replace(config, vocab_size=vocab_size))
+
+    size, small_count = count(full, 4 * width), count(mixer, width)
+    per_unit = (count(mixer, 2 * width) - small_count) / width
+    found = model_with(task, mixer, width, max(1, width + round((size - small_count) / per_unit)))
+    return dataclasses.replace(found, vocab_size=vocab_size)
 
 
 def experiment(task: str, name: str, steps: int, seed: int) -> Experiment:
     """Return the run of a mixer on a task."""
     if task == "language":
-        base, width = small(steps), LANGUAGE_WIDTH
-        vocab_size, learning_rate = 4096, 2e-3
+        base, width, vocab_size, rate = small(steps), LANGUAGE_WIDTH, 4096, 2e-3
     else:
-        vocab_size, width = RECALL.vocab_size, RECALL_WIDTH
-        data = ArrayDataConfig(length=RECALL_LENGTH)
-        base = Experiment(
-            "recall", RECALL, TransformerConfig(vocab_size), data, batch_size=RECALL_BATCH
-        )
-        learning_rate = 3e-3
+        width, vocab_size, rate = RECALL_WIDTH, RECALL.vocab_size, 3e-3
+        data, empty = ArrayDataConfig(length=RECALL_LENGTH), TransformerConfig(vocab_size)
+        base = Experiment("recall", RECALL, empty, data, batch_size=RECALL_BATCH)
     choices = mixers(base.sequence_length, width)
-    full = model_with(task, choices["full"], width, 4 * width)
-    size = count_without_embeddings(dataclasses.replace(full, vocab_size=vocab_size))
-    model = same_size(task, choices[name], width, vocab_size, size)
-    return dataclasses.replace(
+    model = same_size(task, choices[name], choices["full"], width, vocab_size)
+    schedule = ScheduleConfig(
+        "cosine", learning_rate=rate, warmup_steps=steps // 10, min_lr_ratio=0.05
+    )
+    made = dataclasses.replace(
         base,
         name=f"{task}-{name}",
         model=dataclasses.replace(model, vocab_size=base.model.vocab_size),
         optimizer=AdamW(beta2=0.98, weight_decay=0.1),
-        schedule=ScheduleConfig(
-            "cosine", learning_rate=learning_rate, warmup_steps=steps // 10, min_lr_ratio=0.05
-        ),
+        schedule=schedule,
         steps=steps,
-        seed=seed,
-        evaluation=EvaluationConfig(every=0, batch_size=32),
-        sample=SampleConfig(),
-        checkpoint=CheckpointConfig(every=200, keep_last=1),
     )
-
-
-class Cost(NamedTuple):
-    """Cost of a training step."""
-
-    tokens_per_second: float  # median of the turns
-    ratio: float  # relative to `full`, median over turns
-    memory: int  # bytes besides arguments and results
-
-
-def measure_costs(experiments: Mapping[str, Experiment], rounds: int) -> dict[str, Cost]:
-    """Time training steps of all experiments in turns, so that all share the machine's noise."""
-    programs: dict[str, Any] = {}
-    for name, each in experiments.items():
-        task = make_task(each)
-        corpus = task.prepare_corpus()
-        task = task.resolve(corpus)
-        engine = make_engine(with_task(each, task), local_hardware())
-        batches = task.training_batches(corpus, training_options(each))
-        batch, state = engine.put_batch(batches.host_batch(0, 0, 1)), engine.init()
-        step = engine.lower_step(state, batch).compile()
-        programs[name] = [step, state, batch, engine.frozen]
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(rounds + 1):
-        for name, program in programs.items():
-            step, state, batch, frozen = program
-            start = time.perf_counter()
-            for _ in range(3):
-                state, _ = step(state, batch, frozen)
-            jax.block_until_ready(state)
-            program[1] = state
-            if turn:  # The first one warms up.
-                seconds[name].append((time.perf_counter() - start) / 3)
-    costs = {}
-    for name, times in seconds.items():
-        each = experiments[name]
-        tokens = each.batch_size * each.sequence_length
-        ratios = np.array(seconds["full"]) / np.array(times)
-        memory = programs[name][0].memory_analysis().temp_size_in_bytes
-        costs[name] = Cost(tokens / float(np.median(times)), float(np.median(ratios)), int(memory))
-    return costs
+    return at_the_end(made, seed, batch_size=32)
 
 
 def score(result: RunResult, task: str) -> float:
@@ -232,49 +180,44 @@ def score(result: RunResult, task: str) -> float:
     return result.metrics["loss"] if task == "language" else 100 * result.metrics["accuracy"]
 
 
-def draw(scores: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+def draw(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """Draw a panel of losses and one of accuracies, a row per mixer: the mean and every seed."""
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 5.5))
     panels = figure.subplots(1, len(TASKS), sharey=True)
     names = sorted(scores, key=lambda name: -float(np.mean(scores[name]["language"])))
     labels = ("language: held-out loss (nats per token)", "recall: accuracy (%)")
     for axes, task, label in zip(panels, TASKS, labels, strict=True):
         for row, name in enumerate(names):
             values = scores[name][task]
-            axes.plot(values, [row] * len(values), "o", color="C0", ms=3, alpha=0.5)
-            axes.plot(np.mean(values), row, "|", color="black", ms=11)
+            axes.plot(values, [row] * len(values), "o", color=BLUE, alpha=0.6)
+            axes.plot(np.mean(values), row, "|", color=BLACK, markersize=12)
         axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
-        axes.grid(visible=True, alpha=0.3)
-    panels[1].axvline(100 / RECALL.pairs, color="grey", lw=0.8, ls="--")
-    panels[1].annotate(
-        "guess", (100 / RECALL.pairs, len(names) - 1), xytext=(3, 4), textcoords="offset points"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    guess = 100 / RECALL.pairs
+    panels[1].axvline(guess, color=GREY, linewidth=1, linestyle="--")
+    panels[1].annotate("guess", (guess, len(names) - 1), (4, 4), textcoords="offset points")
+    return figure
 
 
+@command
 def main(
     language_steps: int = 200,
     recall_steps: int = 600,
     seeds: int = 3,
     names: tuple[str, ...] = tuple(mixers(RECALL_LENGTH, RECALL_WIDTH)),
-    rounds: int = 7,
-    workdir: Path = Path("runs/family"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write family.md, family.json and family.png."""
+    """What do causal mixers and recurrent networks reach at equal parameters?"""
+    study = Study("family", queue)
     steps = dict(zip(TASKS, (language_steps, recall_steps), strict=True))
-    runs: dict[tuple[str, str, int], SweepRun] = {}
-    for seed in range(seeds):
-        for name in names:
-            for task in TASKS:
-                settings = {"task": task, "mixer": name}
-                made = experiment(task, name, steps[task], seed)
-                runs[task, name, seed] = single_run(run_name(settings, seed), settings, made)
-    records = open_records("family", output)
-    results = train_all([*runs.values()], workdir, records, processes=processes, minutes=minutes)
+    runs = {
+        (task, name, seed): sweep_run(
+            {"task": task, "mixer": name}, experiment(task, name, steps[task], seed)
+        )
+        for seed in range(seeds)
+        for name in names
+        for task in TASKS
+    }
+    results = study.train([*runs.values()])
     scores = {
         name: {
             task: [score(results[runs[task, name, seed].name], task) for seed in range(seeds)]
@@ -282,46 +225,34 @@ def main(
         }
         for name in names
     }
-    # Costs are measured on the language task, which has the longer sequences.
-    timed = {name: runs["language", name, 0].experiment for name in names}
-    costs = measure_costs(timed, rounds) if rounds and "full" in names else {}
-    rows = []
-    for name in names:
-        cells = [name]
-        for task, digits in zip(TASKS, (3, 1), strict=True):
-            values = np.array(scores[name][task])
-            spread = f" ± {values.std(ddof=1):.{digits}f}" if seeds > 1 else ""
-            cells.append(f"{values.mean():.{digits}f}{spread}")
-        if name in costs:
-            speed, ratio, memory = costs[name]
-            cells += [f"{speed:,.0f}", f"{ratio:.2f}", f"{memory / 2**20:,.0f}"]
-        rows.append(cells)
-    header = ["mixer", "language: loss (nats)", "recall: accuracy (%)"]
-    if costs:
-        header += ["tokens/s", "× `full`", "MiB of a step"]
-    draw(scores, output / "family.png")
-    window = runs["language", names[0], 0].experiment.sequence_length
-    scale = (
-        f"Two layers. Language: width {LANGUAGE_WIDTH}, {language_steps} steps on windows of "
-        f"{window} tokens. Recall: width {RECALL_WIDTH}, {recall_steps} steps of "
-        f"{RECALL_BATCH} sequences of "
-        f"{RECALL_LENGTH} tokens with {RECALL.pairs} pairs, where a guess among the values of a "
-        f"sequence is right in {100 / RECALL.pairs:.1f}%. {seeds} seeds: mean and standard "
-        "deviation. Equal parameters within 2%, one learning rate for all mixers of a task. The "
-        "findings hold at this scale only."
+    rows = [
+        [name, over_seeds(scores[name]["language"], 3), over_seeds(scores[name]["recall"], 1)]
+        for name in names
+    ]
+    means = {task: {name: float(np.mean(scores[name][task])) for name in names} for task in TASKS}
+    exact = [name for name, accuracy in means["recall"].items() if accuracy > 99]
+    lowest = sorted(names, key=lambda name: means["language"][name])[:3]
+    best = ", ".join(f"`{name}` {means['language'][name]:.3f}" for name in lowest)
+    page = Page(
+        title="The family of mixers compared",
+        question="What do causal mixers and recurrent networks reach at equal parameters?",
+        answer=(
+            f"More than 99% of the recall: {', '.join(f'`{name}`' for name in exact) or 'none'} (a "
+            f"guess is right in {100 / RECALL.pairs:.1f}%). The lowest losses on language: "
+            f"{best}."
+        ),
+        table=markdown_table(["mixer", "language: loss (nats)", "recall: accuracy (%)"], rows),
+        settings=(
+            f"Two layers, equal parameters within 2%, one learning rate for all mixers of a task. "
+            f"Language: width {LANGUAGE_WIDTH}, {language_steps} steps on windows of "
+            f"{runs['language', names[0], 0].experiment.sequence_length} tokens. Recall: width "
+            f"{RECALL_WIDTH}, {recall_steps} steps of {RECALL_BATCH} sequences of {RECALL_LENGTH} "
+            f"tokens with {RECALL.pairs} pairs. {seeds_of(seeds)[0].upper()}{seeds_of(seeds)[1:]}. "
+            "The findings hold at this scale only."
+        ),
     )
-    body = f"{scale}\n\n{markdown_table(header, rows)}"
-    data = {"scores": scores, "costs": {name: cost._asdict() for name, cost in costs.items()}}
-    write_record(
-        "family",
-        "The family of mixers compared",
-        body,
-        data,
-        results,
-        trained_on=records.describe_machines([*runs.values()]),
-        folder=output,
-    )
+    study.write(page, draw(scores), {"scores": scores})
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

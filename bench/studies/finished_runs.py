@@ -13,12 +13,12 @@ run's folder, `commit` that of the code when the line was written, and `machine`
 GPU that it was trained on; older lines lack it. Of equal runs the last line holds.
 
 A run is found by its settings, whatever its name; one that starts from another run's weights, also
-by the name of that one's folder, which has to change with its settings (`digest`). A changed value
-of any setting, a default's included, makes a new run, and so does another Python where the corpus
-is the interpreter's own library. Not compared: how a run is named, logged and saved (`IGNORED`). A
-setting that the package did not have when the line was written must have its default value. The
-code is not compared either: whoever changes what a setting means, the corpus behind a path, or how
-losses are evaluated, deletes the lines that this concerns.
+by the name of that one's folder, which has to name the settings that both do not share. A changed
+value of any setting, a default's included, makes a new run, and so does another Python where the
+corpus is the interpreter's own library. Not compared: how a run is named, logged and saved
+(`IGNORED`). A setting that the package did not have when the line was written must have its default
+value. The code is not compared either: whoever changes what a setting means, the corpus behind a
+path, or how losses are evaluated, deletes the lines that this concerns.
 """
 
 import dataclasses
@@ -80,6 +80,7 @@ class FinishedRuns:
         self._bases: list[dict[str, Any]] = []
         self._lines: list[str] = []
         self._runs: list[FinishedRun] = []
+        self._found: dict[str, FinishedRun | None] = {}
         for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], 1):
             try:
                 self._read(json.loads(line))
@@ -103,10 +104,17 @@ class FinishedRuns:
     def find(self, run: SweepRun) -> FinishedRun | None:
         """Return the last line of a run with these settings."""
         now = _fields_of(run)
-        for each in reversed(self._runs):
-            if _same(each.fields, now) and _has_defaults(run.experiment, now, each.fields):
-                return each
-        return None
+        key = json.dumps(now)
+        if key not in self._found:  # a second for ten runs
+            self._found[key] = next(
+                (
+                    each
+                    for each in reversed(self._runs)
+                    if _same(each.fields, now) and _has_defaults(run.experiment, now, each.fields)
+                ),
+                None,
+            )
+        return self._found[key]
 
     def measured(self, run: SweepRun) -> Mapping[str, Any]:
         """Return what the study read from the folder of a finished run."""
@@ -159,6 +167,7 @@ class FinishedRuns:
 
     def _append(self, entry: dict[str, Any]) -> None:
         line = json.dumps(entry)
+        self._found.clear()
         self._read(json.loads(line))
         self._lines.append(line)
 
@@ -213,17 +222,20 @@ def _differences(base: Mapping[str, Any], fields: Mapping[str, Any]) -> Differen
     changed = {
         name: value
         for name, value in fields.items()
-        if name not in base or json.dumps(base[name]) != json.dumps(value)  # 1 is not True
+        if name not in base or not _equal(base[name], value)
     }
     return Difference(changed, sorted(base.keys() - fields.keys()))
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True if no saved setting differs."""
-    for name, value in saved.items():
-        if name not in now or json.dumps(now[name]) != json.dumps(value):
-            return False
-    return True
+    return all(name in now and _equal(now[name], value) for name, value in saved.items())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return True for equal values: 0 is 0.0, as a config may write it, but 1 is not True."""
+    same: bool = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return same
 
 
 def _has_defaults(experiment: Experiment, now: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
@@ -237,9 +249,11 @@ def _has_defaults(experiment: Experiment, now: Mapping[str, Any], saved: Mapping
         parts = tuple(name.split("."))
         # A new part with settings of its own is left out whole.
         new = next(parts[:length] for length in _lengths(name) if parts[:length] not in known)
+        if new[-1] == "kind":  # of a part that had one kind only: all of it must be the default
+            new = new[:-1]
         parent: Any = without
         for part in new[:-1]:
-            parent = parent[int(part) if isinstance(parent, list) else part]
+            parent = parent[int(part)] if isinstance(parent, list) else parent.get(part, {})
         if isinstance(parent, list):
             return False  # an item more than the saved list has
         parent.pop(new[-1], None)
@@ -247,8 +261,7 @@ def _has_defaults(experiment: Experiment, now: Mapping[str, Any], saved: Mapping
         completed = experiment_from_dict(without, "settings of a finished run")
     except UserError:  # it has no default, or its default does not suit the others
         return False
-    filled = compared_fields(completed)
-    return filled.keys() == now.keys() and _same(filled, now)
+    return _same(now, {**now, **compared_fields(completed)})
 
 
 def _lengths(name: str) -> range:

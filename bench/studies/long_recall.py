@@ -16,6 +16,7 @@ has would have to be learned anew (after 30 long steps: 42% with them, 100% with
 """
 
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,23 +27,25 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.studies.family import HEADS, mixers, model_with, same_size
-from bench.studies.finished_runs import digest
+from bench.command import command
+from bench.studies.family import HEADS, mixers, same_size
 from bench.studies.recall import AssociativeRecall, recall_examples
 from bench.studies.record import (
-    RESULTS,
+    NO_LIMIT,
+    Page,
+    QueueFlags,
+    Study,
+    at_the_end,
     markdown_table,
-    open_records,
-    run_study,
-    single_run,
-    train_all,
-    write_record,
+    over_seeds,
+    seeds_of,
+    sweep_run,
 )
 from train.data.arrays import ArrayDataConfig
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.experiment import Experiment
+from train.figures import COLORS, DASHES, GREY
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.scaling.design import count_without_embeddings
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.queue import check_results, run_sweep
 from transformer import BigBirdConfig, MixerConfig, NoPosition
@@ -90,13 +93,10 @@ def experiment(
         test_examples=64 if short else TEST_EXAMPLES,
     )
     choices = long_mixers(length)
-    full = model_with("recall", choices["full"], WIDTH, 4 * WIDTH)
-    size = count_without_embeddings(dataclasses.replace(full, vocab_size=task.vocab_size))
-    model = same_size("recall", choices[name], WIDTH, task.vocab_size, size)
-    return Experiment(
+    made = Experiment(
         f"long-recall-{name}",
         task,
-        dataclasses.replace(model, vocab_size=task.vocab_size),
+        same_size("recall", choices[name], choices["full"], WIDTH, task.vocab_size),
         ArrayDataConfig(length=SHORT_LENGTH if short else length),
         batch_size=batch_size,
         optimizer=AdamW(beta2=0.98, weight_decay=0.1),
@@ -107,11 +107,8 @@ def experiment(
             min_lr_ratio=0.05,
         ),
         steps=steps,
-        seed=seed,
-        evaluation=EvaluationConfig(every=0),
-        sample=SampleConfig(),
-        checkpoint=CheckpointConfig(every=100, keep_last=1),
     )
+    return at_the_end(made, seed)
 
 
 def score_flops(name: str, length: int) -> float:
@@ -154,27 +151,32 @@ def mean_by_range(
     return np.array([right.sum() / max(count.sum(), 1) for right, count in ranges])
 
 
-def draw(curves: Mapping[str, np.ndarray], length: int, pairs: int, path: Path) -> None:
-    """Draw the accuracy over the position of the question, the mean over seeds."""
-    figure = Figure(figsize=(7.5, 4.4), dpi=120, layout="constrained")
+def draw(curves: Mapping[str, np.ndarray], length: int, pairs: int) -> Figure:
+    """Draw the accuracy over the position of the question, the mean over seeds.
+
+    Mixers that stay near a guess at every position have no name of their own.
+    """
+    figure = Figure(figsize=(7, 4.6))
     axes = figure.subplots()
-    centers = (np.arange(BINS) + 0.5) * length / BINS
-    for number, (name, curve) in enumerate(curves.items()):
-        style = ("-", "--", ":")[number // 10 % 3]
-        axes.plot(centers, 100 * curve, style, marker="o", ms=3, label=name)
-    axes.axhline(100 / pairs, color="grey", lw=0.8)
-    axes.text(length, 100 / pairs, "guess", ha="right", va="bottom", fontsize="small")
-    axes.axvline(length / WINDOW_FRACTION, color="grey", lw=0.8, ls="--")
-    axes.set(
-        xlabel="position of the question (tokens; dashed: one window)",
-        ylabel="accuracy (%)",
-        ylim=(0, 103),
-    )
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    centers, guess = (np.arange(BINS) + 0.5) * length / BINS, 100 / pairs
+    low = [name for name, curve in curves.items() if 100 * curve.max() < 2 * guess]
+    for name in low:
+        label = f"{len(low)} others, below {2 * guess:.0f}%" if name == low[0] else None
+        axes.plot(centers, 100 * curves[name], "-", color="0.75", marker="none", label=label)
+    for number, name in enumerate(each for each in curves if each not in low):
+        look = {"color": COLORS[number % 7], "linestyle": DASHES[number % 7]}
+        marker = "osD^v<>"[number % 7]
+        axes.plot(centers, 100 * curves[name], marker=marker, label=name, **look)
+    axes.axhline(guess, color=GREY, linewidth=0.8)
+    axes.annotate("guess", (length, guess), (0, -12), textcoords="offset points", ha="right")
+    axes.axvline(length / WINDOW_FRACTION, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set(xlabel="position of the question (tokens; dashed: one window)", ylim=(0, 103))
+    axes.set_ylabel("accuracy (%)")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
 
 
+@command
 def main(
     names: tuple[str, ...] = NAMES,
     length: int = 4096,
@@ -182,89 +184,75 @@ def main(
     short_steps: int = 600,
     steps: int = 60,
     seeds: int = 3,
-    workdir: Path = Path("runs/long_recall"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write long_recall.md, long_recall.json and long_recall.png."""
-    stop = time.monotonic() + 60 * minutes
+    """Which mixers retrieve over 4,096 tokens, and from how far?"""
+    stop = time.monotonic() + 60 * queue.minutes
+    study = Study("long_recall", queue)
     first, runs = [], []
+    common: dict[str, Any] = {"length": length, "pairs": pairs}
     for seed in range(seeds):
         for name in names:
             settings = {"mixer": name}
-            common: dict[str, Any] = {"length": length, "pairs": pairs, "seed": seed}
-            short = experiment(name, steps=short_steps, short=True, **common)
-            # Another first run has another name, so that runs that continue from it differ too.
-            short_name = f"{run_name(settings, seed)},{digest(short)}"
-            first.append(single_run(short_name, settings, short))
-            long = single_run(
-                run_name(settings, seed), settings, experiment(name, steps=steps, **common)
-            )
-            start = {"init_from": str(workdir / "short" / short_name)}
+            short = experiment(name, steps=short_steps, seed=seed, short=True, **common)
+            # The name of the first run is compared with those that continue from it: what else
+            # decides it, the model and the optimizer, they have themselves.
+            before = sweep_run(settings, short, f"{run_name(settings, seed)},steps={short_steps}")
+            long = sweep_run(settings, experiment(name, steps=steps, seed=seed, **common))
+            start = {"init_from": str(study.workdir / "short" / before.name)}
+            first.append(before)
             runs.append(dataclasses.replace(long, warm_start=start))
-    records = open_records("long_recall", output)
     # A first run is needed only where the run that continues from it is missing.
-    known = {
-        before.name: finished.result
-        for before, run in zip(first, runs, strict=True)
-        if (finished := records.find(run)) is not None
-    }
-    folder = str(workdir / "short")
-    ended = run_sweep(first, folder, processes=processes, limit_seconds=60 * minutes, known=known)
+    finished = [study.records.find(run) for run in runs]
+    known = {b.name: f.result for b, f in zip(first, finished, strict=True) if f is not None}
+    folder, limit = str(study.workdir / "short"), 60 * queue.minutes
+    ended = run_sweep(first, folder, processes=queue.processes, limit_seconds=limit, known=known)
     check_results(ended, folder)
-    results = train_all(
-        runs,
-        workdir / "long",
-        records,
-        measure=accuracy_by_position,
-        processes=processes,
-        minutes=max(1e-3, (stop - time.monotonic()) / 60) if minutes else 0,
-    )
+    left = max(1e-3, (stop - time.monotonic()) / 60) if queue.minutes else 0
+    study.train(runs, part="long", measure=accuracy_by_position, minutes=left)
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for run in runs:
-        found[run.settings["mixer"]].append(records.measured(run)["accuracy"])
+        found[run.settings["mixer"]].append(study.measured(run)["accuracy"])
     curves = {name: np.mean(each, axis=0) for name, each in found.items()}
-    draw(curves, length, pairs, output / "long_recall.png")
+    cost = {name: 100 * score_flops(name, length) / score_flops("full", length) for name in names}
     rows = []
-    full_flops = score_flops("full", length)
     for name, each in found.items():
-        whole = 100 * np.mean(each, axis=1)  # [seeds]
-        spread = f" ± {whole.std(ddof=1):.1f}" if seeds > 1 else ""
         by_range = 100 * curves[name]
-        parts = (by_range[0], by_range[1:4].mean(), by_range[4:].mean())
-        cost = f"{100 * score_flops(name, length) / full_flops:.1f}"
-        rows.append([name, f"{whole.mean():.1f}{spread}", *(f"{part:.1f}" for part in parts), cost])
+        parts = (by_range[0], by_range[1:4].mean(), by_range[4:].mean(), cost[name])
+        whole = over_seeds(100 * np.mean(each, axis=1), 1)
+        rows.append([name, whole, *(f"{part:.1f}" for part in parts)])
     window = length // WINDOW_FRACTION
     header = ["mixer", "accuracy (%)", f"first {window}", f"to {4 * window:,}", f"to {length:,}"]
     header.append("score FLOPs (% of `full`)")
-    scale = (
-        f"Sequences of {length:,} tokens that begin with {pairs} pairs of a key and a value; every "
-        f"later token asks for a value, and a guess is right in {100 / pairs:.1f}%. Two layers of "
-        f"width {WIDTH}, a convolution of three taps and the mixer, {HEADS} heads, windows of "
-        f"{window} tokens, no positions. {short_steps} steps of {SHORT_BATCH} sequences of "
-        f"{SHORT_LENGTH} tokens, from there {steps} steps of one long sequence, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}: accuracy on {TEST_EXAMPLES} test sequences, and by "
-        "the position of the question. Equal parameters within 2%, one learning rate, tuned for "
-        "none. The last column counts the scores and the weighted sums of values that a causal "
-        "mask keeps. The findings hold at this scale only."
+    everywhere = [name for name in names if curves[name].min() > 0.99]
+    nearby = [name for name in names if curves[name][0] > 0.99 and name not in everywhere]
+    exact = ", ".join(f"`{name}` ({cost[name]:.0f}% of the score FLOPs)" for name in everywhere)
+    page = Page(
+        title=f"Retrieval over {length:,} tokens",
+        question=f"Which mixers retrieve over {length:,} tokens, and from how far?",
+        answer=(
+            f"More than 99% right at every distance: {exact or 'none'}. Within one window of "
+            f"{window} tokens only: {', '.join(f'`{name}`' for name in nearby) or 'none'}; a guess "
+            f"is right in {100 / pairs:.1f}%."
+        ),
+        table=markdown_table(header, rows),
+        settings=(
+            f"Sequences of {length:,} tokens begin with {pairs} pairs of a key and a value; every "
+            f"later token asks for a value. Accuracy on {TEST_EXAMPLES} test sequences, and by the "
+            f"position of the question, {seeds_of(seeds)}. Two layers of width {WIDTH}, a "
+            f"convolution of three taps and the mixer, {HEADS} heads, windows of {window} tokens, "
+            f"no positions. {short_steps} steps of {SHORT_BATCH} sequences of {SHORT_LENGTH} "
+            f"tokens, from there {steps} steps of one long sequence. Equal parameters within 2%, "
+            "one learning rate, tuned for none. The last column counts the scores and the weighted "
+            "sums of values that a causal mask keeps. The findings hold at this scale only."
+        ),
     )
-    body = f"{scale}\n\n{markdown_table(header, rows)}"
-    data: dict[str, Any] = {
+    data = {
         "length": length,
         "accuracy_by_range": {name: each.round(4).tolist() for name, each in curves.items()},
     }
-    title = "Retrieval over 4,096 tokens" if length == 4096 else "Retrieval over long sequences"
-    write_record(
-        "long_recall",
-        title,
-        body,
-        data,
-        results,
-        trained_on=records.describe_machines(runs),
-        folder=output,
-    )
+    study.write(page, draw(curves, length, pairs), data)
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

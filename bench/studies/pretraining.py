@@ -1,25 +1,22 @@
 """Pretraining: masked language modeling on WikiText-2 before TREC and SST-2, or no pretraining.
 
-    python -m bench.studies.pretraining --data DATA [--minutes 10]
-        [--pretraining-steps 4000] [--steps 1000] [--seeds 3]
+    python -m bench.studies.pretraining --data DATA [--steps 1000] [--seeds 5] [--minutes 10]
 
 `bert_tiny` (2 layers of width 128) is trained on WikiText-2 once. Then the same model, with a new
 head for labels, is trained on each task from those weights (`fit --init-from`) and from nothing,
 with the same tokenizer, dropout, steps, batches and learning rates. Each start has the learning
-rate that gives it the better mean validation accuracy; the table has the test accuracy at that
-rate, the mean over seeds and their standard deviation.
+rate that gives it the better mean validation accuracy.
 
-DATA holds `wikitext-2/`, `trec/` and `sst2/`. The runs are folders of --workdir, named by a digest
-of their settings; the same command goes on where it was stopped, and one with other steps or other
-data trains runs of its own.
+DATA holds `wikitext-2/`, `trec/` and `sst2/`. Runs are folders of --workdir, named by a digest of
+their settings, and results are in `results.json` there, not in docs/results/runs: the tokenizer of
+the second runs is a file of the first. The same command goes on where it was stopped.
 """
 
-import contextlib
 import dataclasses
-import itertools
 import json
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +24,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
+from bench.command import command
 from bench.studies.finished_runs import digest
-from bench.studies.record import RESULTS, markdown_table, run_study, write_record
+from bench.studies.record import NO_LIMIT, Page, QueueFlags, markdown_table, over_seeds, write_page
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.figures import BLACK, BLUE, GREY
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.signals import PreemptedError
 from train.runtime.writing import write_atomically
-from train.sweep.sweep_folder import RunResult
 from train.tasks.classification import Classification
 
 TASKS = ("trec", "sst2")
@@ -112,66 +110,33 @@ def task_experiment(pretrained: train.Run, data: Path, setting: Setting, steps: 
     )
 
 
-def folder_name(name: str, *experiments: Experiment) -> str:
-    """Return the name of a run's folder: other settings of the run have another.
+def result_of(
+    file: Path, name: str, *experiments: Experiment, **options: Any
+) -> tuple[train.Run, dict[str, float]]:
+    """Train the last of the experiments, if that is not done; return the run and its result.
 
     Args:
-      name: First part of the folder's name.
+      file: The results of the work folder, by the name of the run's folder.
+      name: First part of the name of the run's folder.
       experiments: The run, after that which it starts from, which decides its tokenizer.
+      options: Of `train.fit`.
     """
-    return f"{name}-{digest(*experiments)}"
-
-
-class Results:
-    """Results of runs by the name of their folder, kept in a file of the work folder."""
-
-    def __init__(self, workdir: Path) -> None:
-        workdir.mkdir(parents=True, exist_ok=True)
-        self._file = workdir / "results.json"
-        self.by_name: dict[str, dict[str, float]] = {}
-        if self._file.exists():
-            self.by_name = json.loads(self._file.read_text())
-
-    def is_finished(self, name: str) -> bool:
-        """Return True if the run has a result; a run that was stopped has only its seconds."""
-        return self.by_name.get(name, {}).keys() > {"seconds"}
-
-    def add(self, name: str, values: dict[str, float]) -> None:
-        """Keep the result of a run."""
-        self.by_name[name] = self.by_name.get(name, {}) | values
-        self._write()
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of a part of a run, also of one that is stopped."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            before = self.by_name.get(name, {})
-            seconds = before.get("seconds", 0.0) + time.monotonic() - begun
-            self.by_name[name] = before | {"seconds": seconds}
-            self._write()
-
-    def _write(self) -> None:
-        write_atomically(self._file, json.dumps(self.by_name, indent=1) + "\n")
-
-
-def train_setting(
-    pretrained: train.Run, experiment: Experiment, folder: Path, start: str
-) -> dict[str, float]:
-    """Train one run; return its accuracies."""
-    run = train.fit(
-        experiment,
-        folder,
-        init_from=str(pretrained.folder.path) if start == "pretrained" else "",
-        quiet=True,
-    )
-    return {split: run.evaluate(split)["accuracy"] for split in ("validation", "test")}
+    found = json.loads(file.read_text()) if file.exists() else {}
+    folder = f"{name}-{digest(*experiments)}"
+    start = time.monotonic()
+    run = train.fit(experiments[-1], file.parent / folder, quiet=True, **options)
+    if folder not in found:
+        values = {"loss": run.final_metrics["loss"]}
+        if len(experiments) > 1:
+            values = {split: run.evaluate(split)["accuracy"] for split in ("validation", "test")}
+        found[folder] = {"seconds": time.monotonic() - start, **values}
+        write_atomically(file, json.dumps(found, indent=1) + "\n")
+        print(f"{name}: {', '.join(f'{split} {value:.4f}' for split, value in values.items())}")
+    return run, found[folder]
 
 
 class Row(NamedTuple):
-    """A start of a task at its better learning rate."""
+    """A start of a task at a learning rate."""
 
     task: str
     start: str
@@ -181,113 +146,127 @@ class Row(NamedTuple):
     """Test accuracy of each seed."""
 
 
-def all_rows(found: dict[str, dict[str, float]], seeds: int) -> list[Row]:
+def all_rows(found: Mapping[str, Mapping[str, float]], seeds: int) -> list[Row]:
     """Return each task and start at each learning rate."""
     rows = []
-    for task, start, rate in itertools.product(TASKS, STARTS, LEARNING_RATES):
-        runs = [found[Setting(task, start, rate, seed).name] for seed in range(seeds)]
-        validation = float(np.mean([each["validation"] for each in runs]))
-        rows.append(Row(task, start, rate, validation, [each["test"] for each in runs]))
+    for task in TASKS:
+        for start in STARTS:
+            for rate in LEARNING_RATES:
+                runs = [found[Setting(task, start, rate, seed).name] for seed in range(seeds)]
+                validation = float(np.mean([each["validation"] for each in runs]))
+                rows.append(Row(task, start, rate, validation, [each["test"] for each in runs]))
     return rows
 
 
-def choose_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return each task and start at the learning rate of the best mean validation accuracy."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        key = row.task, row.start
-        best[key] = max(best.get(key, row), row, key=lambda each: each.validation)
-    return list(best.values())
-
-
-def draw(rows: list[Row], path: Path) -> None:
+def draw(rows: list[Row]) -> Figure:
     """Draw the test accuracy of every seed, and the means."""
-    figure = Figure(figsize=(5.5, 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     for number, row in enumerate(rows):
-        axes.bar(number, np.mean(row.test), color="C0" if row.start == "pretrained" else "C7")
-        axes.scatter([number] * len(row.test), row.test, color="black", s=12, zorder=3)
-    axes.set_xticks(range(len(rows)), [f"{row.task}\n{row.start}" for row in rows])
-    axes.set(ylabel="test accuracy", ylim=(0, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+        color = BLUE if row.start == "pretrained" else GREY
+        percent = 100 * np.array(row.test)
+        axes.bar(number, percent.mean(), color=color, width=0.6)
+        axes.plot([number] * len(percent), percent, "_", color=BLACK, markersize=10)
+        axes.annotate(
+            f"{percent.mean():.1f}",
+            (number, percent.max()),
+            (0, 5),
+            ha="center",
+            textcoords="offset points",
+        )
+    names = [f"{row.task}\n{row.start.replace('nothing', 'from nothing')}" for row in rows]
+    axes.set_xticks(range(len(rows)), names)
+    axes.set(ylabel="test accuracy (%): mean, and each seed", ylim=(0, 100))
+    axes.grid(visible=False, axis="x")
+    return figure
 
 
+def write(
+    found: Mapping[str, Mapping[str, float]],
+    file: Path,
+    *,
+    pretraining_steps: int,
+    steps: int,
+    seeds: int,
+    keep_origin: bool,
+) -> None:
+    """Write the page from the results by `Setting.name`, and of the run `pretrained`."""
+    tried = all_rows(found, seeds)
+    rows = [
+        max((row for row in tried if row[:2] == (task, start)), key=lambda row: row.validation)
+        for task in TASKS
+        for start in STARTS
+    ]
+    best = {row[:2]: f"{100 * np.mean(row.test):.1f}%" for row in rows}
+    table = [
+        [
+            row.task,
+            row.start,
+            f"{row.learning_rate:g}",
+            f"{100 * row.validation:.1f}",
+            over_seeds(100 * np.array(row.test), 1),
+            "yes" if row in rows else "",
+        ]
+        for row in tried
+    ]
+    header = ("task", "start", "learning rate", "validation (%)", "test (%)", "chosen")
+    page = Page(
+        title="Pretraining",
+        question="What does masked language modeling on WikiText-2 add to TREC and SST-2?",
+        answer=(
+            f"TREC: {best['trec', 'pretrained']} of the test questions with it and "
+            f"{best['trec', 'nothing']} from nothing. SST-2: {best['sst2', 'pretrained']} and "
+            f"{best['sst2', 'nothing']} of the test sentences."
+        ),
+        table=markdown_table(header, table),
+        settings=(
+            f"`bert_tiny` after {pretraining_steps:,} steps on WikiText-2 (held-out loss of masked "
+            f"tokens {found['pretrained']['loss']:.3f} nats), then {steps:,} steps of {BATCH_SIZE} "
+            f"labeled texts, {seeds} {'seed' if seeds == 1 else 'seeds'}: mean and standard "
+            "deviation. There is one pretraining run: seeds vary the training on labels only. Both "
+            "starts have the same model, tokenizer and settings. The learning rate of each is "
+            "chosen by its mean validation accuracy: the figure has those."
+        ),
+    )
+    seconds = round(sum(each["seconds"] for each in found.values()))
+    plain = {"rows": [row._asdict() for row in rows], "results": found}
+    record = {"runs": len(found), "seconds": seconds}
+    write_page(file, page, draw(rows), record, plain, keep_origin=keep_origin)
+
+
+@command
 def main(
     data: Path,
     pretraining_steps: int = 4000,
     steps: int = 1000,
     seeds: int = 5,
-    minutes: float = 0,
-    workdir: Path = Path("runs/pretraining"),
-    output: Path = RESULTS,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is left, then write the page."""
-    stop = time.monotonic() + 60 * minutes if minutes else float("inf")
-    results = Results(workdir)
-    data = data.resolve()
+    """What does masked language modeling on WikiText-2 add to TREC and SST-2?"""
+    stop = time.monotonic() + 60 * queue.minutes if queue.minutes else float("inf")
+    data, workdir = data.resolve(), queue.workdir or Path("runs/pretraining")
+    workdir.mkdir(parents=True, exist_ok=True)
+    file = workdir / "results.json"
     first = pretraining_experiment(data, pretraining_steps)
-    pretrained_name = folder_name("pretrained", first)
-    if results.is_finished(pretrained_name):
-        pretrained = train.fit(first, workdir / pretrained_name, quiet=True)
-    else:
-        with results.timed(pretrained_name):
-            pretrained = train.fit(first, workdir / pretrained_name, quiet=True)
-        results.add(pretrained_name, {"loss": pretrained.final_metrics["loss"]})
-    loss = results.by_name[pretrained_name]["loss"]
-    settings = [
-        Setting(task, start, rate, seed)
-        for seed in range(seeds)
-        for task in TASKS
-        for start in STARTS
-        for rate in LEARNING_RATES
-    ]
-    found = {"pretrained": results.by_name[pretrained_name]}
-    for setting in settings:
-        experiment = task_experiment(pretrained, data, setting, steps)
-        name = folder_name(setting.name, first, experiment)
-        if not results.is_finished(name):
-            if time.monotonic() > stop:
-                raise PreemptedError(f"{minutes:g} minutes are over; the same command goes on")
-            with results.timed(name):
-                accuracies = train_setting(pretrained, experiment, workdir / name, setting.start)
-            results.add(name, accuracies)
-            shown = ", ".join(f"{split} {value:.4f}" for split, value in accuracies.items())
-            print(f"{setting.name}: {shown}")
-        found[setting.name] = results.by_name[name]
-    tried = all_rows(found, seeds)
-    rows = choose_rows(tried)
-    draw(rows, output / "pretraining.png")
-    table = markdown_table(
-        ("task", "start", "learning rate", "validation", "test", "deviation over seeds", "chosen"),
-        [
-            (
-                row.task,
-                row.start,
-                f"{row.learning_rate:g}",
-                f"{100 * row.validation:.1f}%",
-                f"{100 * np.mean(row.test):.1f}%",
-                f"{100 * np.std(row.test, ddof=min(1, seeds - 1)):.1f}",
-                "yes" if row in rows else "",
-            )
-            for row in tried
-        ],
-    )
-    body = (
-        f"`bert_tiny` after {pretraining_steps:,} steps on WikiText-2 (held-out loss of masked "
-        f"tokens {loss:.3f} nats), then {steps:,} steps of {BATCH_SIZE} labeled texts, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}. There is one pretraining run: seeds vary the "
-        "training on labels only. Both starts have the same model, tokenizer and settings. The "
-        "learning rate of each is chosen by its mean validation accuracy: the figure has those."
-        f"\n\n{table}"
-    )
-    timed = {
-        name: RunResult("finished", seconds=values["seconds"]) for name, values in found.items()
-    }
-    plain = {"rows": [row._asdict() for row in rows], "results": found}
-    write_record("pretraining", "Pretraining", body, plain, timed, folder=output)
-    print(table)
+    pretrained, result = result_of(file, "pretrained", first)
+    found = {"pretrained": result}
+    for seed in range(seeds):
+        for task in TASKS:
+            for start in STARTS:
+                for rate in LEARNING_RATES:
+                    if time.monotonic() > stop:
+                        minutes = f"{queue.minutes:g} minutes are over"
+                        raise PreemptedError(f"{minutes}; the same command goes on")
+                    setting = Setting(task, start, rate, seed)
+                    second = task_experiment(pretrained, data, setting, steps)
+                    init = str(pretrained.folder.path) if start == "pretrained" else ""
+                    _, found[setting.name] = result_of(
+                        file, setting.name, first, second, init_from=init
+                    )
+    options: dict[str, Any] = {"pretraining_steps": pretraining_steps, "steps": steps}
+    page_file = queue.output / "pretraining.json"
+    write(found, page_file, **options, seeds=seeds, keep_origin=False)
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

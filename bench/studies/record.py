@@ -1,72 +1,146 @@
-"""Records of studies in docs/results: figure, table, and how they were produced."""
+"""The harness of studies: train what is missing, keep results, write the page.
 
+A study is its question, its grid of runs, its table and its figure. It writes NAME.md, NAME.json
+and NAME.png to docs/results, and its finished runs to docs/results/runs/NAME.jsonl
+(`FinishedRuns`): the same command goes on where it stopped, also on another machine, and with
+everything trained it only writes the page again.
+"""
+
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
+from matplotlib.figure import Figure
 
+from bench.command import save_figure
 from bench.machine import commit, machine
 from bench.studies.finished_runs import FinishedRuns, compared_fields
-from train.errors import UserError
-from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
-from train.sweep.grid import SweepRun
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.runtime.signals import PreemptedError
+from train.sweep.grid import SweepRun, run_name
 from train.sweep.queue import check_results, run_sweep
 from train.sweep.sweep_folder import RunResult, SweepFolder
-
-RESULTS = Path("docs/results")
-
-
-def open_records(study: str, output: Path) -> FinishedRuns:
-    """Return the finished runs of a study, by the folder that its page is written to."""
-    return FinishedRuns(output / "runs" / f"{study}.jsonl")
-
 
 Measure = Callable[[SweepRun, Path], Mapping[str, Any]]
 """Returns what a study reads from a run and its folder, as a few plain numbers."""
 
 
-def train_all(
-    runs: Sequence[SweepRun],
-    workdir: Path,
-    records: FinishedRuns,
-    *,
-    measure: Measure | None = None,
-    accept_failed: bool = False,
-    processes: int = 1,
-    minutes: float = 0,
-) -> dict[str, RunResult]:
-    """Train the runs on the queue of a folder; return their results.
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """Where and how long a study trains."""
 
-    Raises:
-      PreemptedError: The time is over, or a signal arrived. The same command resumes.
-      UserError: A run failed.
-    """
-    found = {run.name: records.find(run) for run in runs}
-    known = {name: each.result for name, each in found.items() if each is not None}
+    workdir: Path | None = None
+    """Folder of the runs. Without it: runs/STUDY."""
+    output: Path = Path("docs/results")
+    """Folder of the page."""
+    processes: int = 1
+    """Runs at once."""
+    minutes: float = 0
+    """Time after which the command stops, and can be repeated to go on. 0: no limit."""
 
-    def record(results: Mapping[str, RunResult]) -> None:
+
+QueueFlags = tyro.conf.OmitArgPrefixes[Queue]
+"""The settings of a queue as flags of their own: `--minutes`, not `--queue.minutes`."""
+NO_LIMIT = Queue()
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What a study writes. The first screen answers the question, the rest says how."""
+
+    title: str
+    question: str
+    answer: str
+    table: str  # Markdown, as `markdown_table` makes it
+    settings: str
+    more: Sequence[str] = ()
+    """Further paragraphs and tables."""
+
+
+class Study:
+    """The runs of a study, their results, and its page."""
+
+    def __init__(self, name: str, queue: Queue) -> None:
+        """Read the finished runs."""
+        self.name = name
+        self.queue = queue
+        self.workdir = queue.workdir or Path("runs") / name
+        self.records = FinishedRuns(queue.output / "runs" / f"{name}.jsonl")
+        self.results: dict[str, RunResult] = {}
+        """All results by the runs' settings: parts may share runs, and name them differently."""
+        self.runs: list[SweepRun] = []
+        self.trained_now = False
+
+    def train(
+        self,
+        runs: Sequence[SweepRun],
+        *,
+        part: str = "",
+        measure: Measure | None = None,
+        accept_failed: bool = False,
+        minutes: float | None = None,
+    ) -> dict[str, RunResult]:
+        """Train the runs that are missing; return the results of all by name.
+
+        Args:
+          runs: Runs of the study, or of one part of it.
+          part: Folder below the study's own.
+          measure: What is read from each run that finished.
+          accept_failed: A run that diverges is a result, not an error.
+          minutes: In place of the queue's.
+
+        Raises:
+          PreemptedError: The time is over, or a signal arrived. The same command resumes.
+          UserError: A run failed.
+        """
+        workdir = self.workdir / part
+        found = {run.name: self.records.find(run) for run in runs}
+        known = {name: each.result for name, each in found.items() if each is not None}
+        self.trained_now |= len(known) < len(runs)
+
+        def record(results: Mapping[str, RunResult]) -> None:
+            for run in runs:
+                result = results.get(run.name)
+                if result is None or run.name in known or not _is_final(result, accept_failed):
+                    continue
+                finished = result.status == "finished"
+                numbers = measure(run, workdir / run.name) if measure and finished else {}
+                self.records.add(run, result, numbers)
+
+        seconds = 60 * (self.queue.minutes if minutes is None else minutes)
+        options: dict[str, Any] = {"processes": self.queue.processes, "limit_seconds": seconds}
+        try:
+            results = run_sweep(runs, str(workdir), **options, known=known)
+        except PreemptedError:
+            record(SweepFolder(str(workdir)).read_results())
+            raise
+        record(results)
+        if not accept_failed:
+            check_results(results, str(workdir))
+        self.runs += runs
         for run in runs:
-            result = results.get(run.name)
-            if result is None or run.name in known or not _is_final(result, accept_failed):
-                continue
-            finished = result.status == "finished"
-            numbers = measure(run, workdir / run.name) if measure and finished else {}
-            records.add(run, result, numbers)
+            self.results[json.dumps(compared_fields(run.experiment))] = results[run.name]
+        return results
 
-    try:
-        results = run_sweep(
-            runs, str(workdir), processes=processes, limit_seconds=60 * minutes, known=known
-        )
-    except PreemptedError:
-        record(SweepFolder(str(workdir)).read_results())
-        raise
-    record(results)
-    if not accept_failed:
-        check_results(results, str(workdir))
-    return results
+    def measured(self, run: SweepRun) -> Mapping[str, Any]:
+        """Return what was read from a finished run."""
+        found = self.records.find(run)
+        assert found is not None, run.name
+        return found.measured
+
+    def write(self, page: Page, figure: Figure, data: Mapping[str, Any]) -> None:
+        """Write the page, the figure, and numbers with command, commit, hardware and time."""
+        trained_on = self.records.describe_machines(self.runs)
+        seconds = round(sum(each.seconds for each in self.results.values()))
+        where = {"trained on": trained_on} if trained_on else {}
+        file = self.queue.output / f"{self.name}.json"
+        record = {**where, "runs": len(self.results), "seconds": seconds}
+        write_page(file, page, figure, record, data, keep_origin=not self.trained_now)
 
 
 def _is_final(result: RunResult, accept_failed: bool) -> bool:
@@ -76,42 +150,50 @@ def _is_final(result: RunResult, accept_failed: bool) -> bool:
     return result.status == "finished" or (accept_failed and diverged)
 
 
-def run_study(main: Callable[..., None]) -> None:
-    """Run a study from the command line. Exit status 75: stopped; the same command resumes."""
-    try:
-        tyro.cli(main)
-    except PreemptedError as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(PREEMPTED_EXIT_STATUS)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+def write_page(
+    file: Path,
+    page: Page,
+    figure: Figure,
+    record: Mapping[str, Any],
+    data: Mapping[str, Any],
+    *,
+    keep_origin: bool,
+) -> None:
+    """Write NAME.json, and NAME.md and NAME.png beside it.
 
-
-def single_run(name: str, settings: Mapping[str, str], experiment: Any) -> SweepRun:
-    """Return a run of a study, with its tokens and layers as cost."""
-    layers, width = experiment.model.num_layers, experiment.model.d_model
-    tokens = experiment.steps * experiment.batch_size * experiment.sequence_length
-    return SweepRun(name, settings, experiment, float(tokens * (layers * width + 1000)))
-
-
-def results_by_settings(
-    *parts: tuple[Sequence[SweepRun], Mapping[str, RunResult]],
-) -> dict[str, RunResult]:
-    """Return the results of all parts of a study, a run of several parts once.
-
-    Parts may name one run differently, or different runs alike.
+    Args:
+      file: The JSON file.
+      page: Text of the page.
+      figure: The figure.
+      record: Number of runs and their time.
+      data: Numbers for the JSON file.
+      keep_origin: Nothing was trained now: commit and hardware are those of the last page.
     """
-    return {
-        json.dumps(compared_fields(run.experiment)): results[run.name]
-        for runs, results in parts
-        for run in runs
-    }
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    name, folder = file.stem, file.parent
+    command = " ".join([f"python -m bench.studies.{name}", *shown_arguments(sys.argv[1:])])
+    origin: dict[str, Any] = {"command": command, "commit": commit(), **machine()}
+    if keep_origin and file.exists():
+        before = json.loads(file.read_text())
+        origin = {key: before[key] for key in ("commit", *machine()) if key in before}
+        origin = {"command": command, **origin}
+    save_figure(figure, folder / f"{name}.png")
+    record = {**origin, **record}
+    hours = f"{record['seconds'] / 3600:.1f} hours"
+    trained_on = record.get("trained on", origin.get("gpu", origin.get("cpu", "")))
+    source = f"commit {record['commit']}. Numbers: [{file.name}]({file.name})."
+    text = [
+        f"# {page.title}",
+        f"**{page.question}**",
+        page.answer,
+        page.table,
+        f"![{page.title}]({name}.png)",
+        "## Settings",
+        page.settings,
+        f"`{command}`: {record['runs']} runs, {hours}, {trained_on}, {source}",
+        *page.more,
+    ]
+    (folder / f"{name}.md").write_text("\n\n".join(text) + "\n")
+    file.write_text(json.dumps({**record, **data}, indent=1) + "\n")
 
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
@@ -131,47 +213,39 @@ def shown_arguments(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def write_record(
-    name: str,
-    title: str,
-    body: str,
-    data: Mapping[str, Any],
-    results: Mapping[str, RunResult],
-    *,
-    trained_on: str = "",
-    folder: Path = RESULTS,
-) -> None:
-    """Write NAME.md and NAME.json: the findings, and command, commit, hardware and time.
+def sweep_run(settings: Mapping[str, str], experiment: Experiment, name: str = "") -> SweepRun:
+    """Return a run of a study, named after its settings and its seed."""
+    model = experiment.model
+    batch_size = experiment.batch_size or 1
+    tokens = experiment.steps * batch_size * experiment.sequence_length
+    cost = float(tokens * (model.num_layers * model.d_model + 1000))
+    return SweepRun(name or run_name(settings, experiment.seed), settings, experiment, cost)
 
-    Args:
-      name: Name of the files, and of the figure NAME.png that the page shows if it exists.
-      title: Heading of the page.
-      body: Text and tables, Markdown.
-      data: Numbers, for NAME.json.
-      results: All runs, for their number and wall time.
-      trained_on: Machines of the runs, if they are known; the page also names the one it was
-        written on.
-      folder: Where to write.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    command = f"python -m {Path(sys.argv[0]).stem}"
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None:
-        command = " ".join(["python -m", spec.name, *shown_arguments(sys.argv[1:])])
-    where = machine()
-    record = {
-        "command": command,
-        "commit": commit(),
-        **where,
-        **({"trained on": trained_on} if trained_on else {}),
-        "runs": len(results),
-        "seconds": round(sum(each.seconds for each in results.values())),
-    }
-    text = [f"# {title}", "", body, ""]
-    if (folder / f"{name}.png").exists():
-        text += [f"![{title}]({name}.png)", ""]
-    rows = [[f"`{key}`" if key == "command" else key, str(value)] for key, value in record.items()]
-    text += [markdown_table(["", ""], rows).replace("`command`", "command"), ""]
-    (folder / f"{name}.md").write_text("\n".join(text))
-    plain = {**record, **data}
-    (folder / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
+
+def at_the_end(experiment: Experiment, seed: int, **evaluation: Any) -> Experiment:
+    """Return the experiment with a seed, evaluated at its end only."""
+    return dataclasses.replace(
+        experiment,
+        seed=seed,
+        evaluation=EvaluationConfig(every=0, **evaluation),
+        sample=SampleConfig(),
+        checkpoint=CheckpointConfig(every=200, keep_last=1),
+    )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def over_seeds(values: Sequence[float] | np.ndarray, digits: int) -> str:
+    """Return the mean, and of several seeds the standard deviation: `4.21 ± 0.03`."""
+    found = np.asarray(values, float)
+    spread = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
+    return f"{found.mean():.{digits}f}{spread}"
+
+
+def seeds_of(count: int) -> str:
+    """Return `one seed` or `3 seeds: mean and standard deviation`."""
+    return "one seed" if count == 1 else f"{count} seeds: mean and standard deviation"

@@ -1,49 +1,31 @@
 """Scaling laws: one law for each of parameters, data and compute, and the joint law of two.
 
-    python -m bench.studies.scaling [--data DATA] [--widths 64 128 192 256] [--max-flops 1e14]
-        [--minutes 10]
+    python -m bench.studies.scaling [--data DATA] [--max-flops 1e14] [--minutes 10]
 
-The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
-
-The quickstart's recipe at every width and number of training tokens, except where that takes more
+The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/. The
+quickstart's recipe at every width and number of training tokens, except where that takes more
 than `max_flops`. `python -m train scaling` designs, trains and fits such runs; this study adds what
 the laws mean: how far the loss falls if parameters grow and tokens do not, the reverse, and both.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.small_runs import corpus_name, on_wikitext
-from bench.studies.record import (
-    RESULTS,
-    markdown_table,
-    open_records,
-    run_study,
-    train_all,
-    write_record,
-)
+from bench.claims.small_runs import corpus_name, on_wikitext
+from bench.command import command
+from bench.studies.record import NO_LIMIT, Page, QueueFlags, Study, markdown_table
 from configs.quickstart import EXPERIMENTS
-from train.experiment import CheckpointConfig, Experiment
-from train.scaling.analysis import CONSTANTS, Analysis, format_csv
+from train.experiment import CheckpointConfig
+from train.scaling.analysis import CONSTANTS, Analysis
 from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
 from train.scaling.laws import PowerLaw, fit_power_law
-from train.scaling.scaling_report import check_design, fit_results, plot_scaling
+from train.scaling.scaling_report import check_design, draw_scaling, fit_results
 from train.sweep.sweep_folder import RunResult
-
-
-def base_experiment(vocab_size: int, data: Path | None = None) -> Experiment:
-    """Return the quickstart with a vocabulary of this size."""
-    base = on_wikitext(EXPERIMENTS["quickstart"], data)
-    tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
-    return dataclasses.replace(
-        base,
-        data=dataclasses.replace(base.text_data, tokenizer=tokenizer),
-        checkpoint=CheckpointConfig(every=400, keep_last=1),
-    )
 
 
 def design(
@@ -52,10 +34,14 @@ def design(
     max_flops: float,
     seeds: int,
     vocab_size: int,
-    data: Path | None = None,
+    data: Path | None,
 ) -> list[SizedRun]:
-    """Return the runs, in the order of their compute."""
-    base, rules = base_experiment(vocab_size, data), SizeRules()
+    """Return the runs of the quickstart's recipe, in the order of their compute."""
+    base = on_wikitext(EXPERIMENTS["quickstart"], data)
+    tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
+    text = dataclasses.replace(base.text_data, tokenizer=tokenizer)
+    checkpoint = CheckpointConfig(every=400, keep_last=1)
+    base, rules = dataclasses.replace(base, data=text, checkpoint=checkpoint), SizeRules()
     models = [model_of_width(base.model, width, rules) for width in widths]
     sized = design_runs(base, models, tokens=tokens, seeds=seeds, rules=rules)
     return [each for each in sized if each.flops <= max_flops]
@@ -125,44 +111,37 @@ def laws_at(
     return found
 
 
-def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale: str) -> str:
-    """Return the findings as Markdown, with the scale at which they stand."""
+def loss_table(losses: Mapping[tuple[int, int], float]) -> str:
+    """Return the loss by N (rows) and D (columns) as Markdown."""
     sizes, counts = (sorted({at[index] for at in losses}) for index in (0, 1))
-    measured = markdown_table(
-        ["N \\ D", *map(format_count, counts)],
-        [
-            [
-                format_count(n),
-                *(f"{losses[n, d]:.4f}" if (n, d) in losses else "" for d in counts),
-            ]
-            for n in sizes
-        ],
-    )
     rows = [
+        [format_count(n), *(f"{losses[n, d]:.4f}" if (n, d) in losses else "" for d in counts)]
+        for n in sizes
+    ]
+    return markdown_table(["N \\ D", *map(format_count, counts)], rows)
+
+
+def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis) -> list[str]:
+    """Return the fits as paragraphs and tables of Markdown."""
+    constants = [
+        [
+            name,
+            f"{getattr(analysis.law, name):.4g}",
+            f"{analysis.intervals[name].low:.3g} to {analysis.intervals[name].high:.3g}",
+        ]
+        for name in CONSTANTS
+    ]
+    singles = [
         [f"L({symbol}) at {other} = {format_count(value)}", *_law_cells(law), str(count)]
         for fixed, symbol, other in ((1, "N", "D"), (0, "D", "N"))
         for value, law, count in laws_at(losses, fixed)
     ]
-    rows.append(["L(C), the best runs", *_law_cells(analysis.kaplan["compute"]), ""])
-    singles = markdown_table(["law", "x_c", "α", "runs"], rows)
-    joint = markdown_table(
-        ["constant", "fit", "95% interval"],
-        [
-            [
-                name,
-                f"{getattr(analysis.law, name):.4g}",
-                f"{analysis.intervals[name].low:.3g} to {analysis.intervals[name].high:.3g}",
-            ]
-            for name in CONSTANTS
-        ],
-    )
+    singles.append(["L(C), the best runs", *_law_cells(analysis.kaplan["compute"]), ""])
     parts = [
-        scale,
-        measured,
+        "L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022), bootstrap over runs:",
+        markdown_table(["constant", "fit", "95% interval"], constants),
         "One variable at a time, L(x) = (x_c / x)^α (Kaplan et al. 2020):",
-        singles,
-        "Both, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022), bootstrap over runs:",
-        joint,
+        markdown_table(["law", "x_c", "α", "runs"], singles),
     ]
     if found := held_back(losses):
         first = found[0][-1]
@@ -174,8 +153,7 @@ def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale:
             "The loss falls by what grows:",
             markdown_table(["grows", "N", "D", "loss", "change"], rows),
         ]
-    if analysis.held_out is not None:
-        held = analysis.held_out
+    if held := analysis.held_out:
         rows = [
             [format_count(n), format_count(d), f"{loss:.4f}", f"{predicted:.4f}", f"{error:+.2%}"]
             for n, d, loss, predicted, error in zip(
@@ -186,18 +164,35 @@ def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale:
             "The runs of the most compute, predicted by the joint law of the others:",
             markdown_table(["N", "D", "loss", "predicted", "error"], rows),
         ]
-    return "\n\n".join([*parts, *(f"Note: {note}." for note in _notes(analysis))])
+    # The page has no law of N through the best runs, so no note on it.
+    notes = [f"Note: {note}." for note in analysis.notes if not note.startswith("L(")]
+    return [*parts, *notes]
 
 
-def _notes(analysis: Analysis) -> list[str]:
-    """Return the notes; not that on L(N) through the best runs, which the page does not have."""
-    return [note for note in analysis.notes if not note.startswith("L(")]
+def answer(losses: Mapping[tuple[int, int], float], analysis: Analysis) -> str:
+    """Return what was found in two sentences."""
+    law, found = analysis.law, {name: loss for name, *_, loss in held_back(losses)}
+    powers = f"{law.A:.3g} / N^{law.alpha:.2g} + {law.B:.3g} / D^{law.beta:.2g}"
+    sentences = [f"By the joint law: L = {law.E:.3g} + {powers} nats."]
+    if analysis.held_out is not None:
+        worst = np.abs(analysis.held_out.relative_errors).max()
+        sentences.append(
+            f"Fitted to the others, it predicts the runs of the most compute within {worst:.1%}."
+        )
+    if found:
+        gains = [found["neither"] - found[name] for name in ("parameters", "tokens", "both")]
+        sentences.append(
+            "From the smallest run on, the loss falls by {:.3f} if parameters grow alone, by {:.3f}"
+            " if tokens do, by {:.3f} if both do.".format(*gains)
+        )
+    return " ".join(sentences)
 
 
 def _law_cells(law: PowerLaw | None) -> tuple[str, str]:
     return ("no fit", "") if law is None else (f"{law.scale:.3g}", f"{law.exponent:.4f}")
 
 
+@command
 def main(
     widths: tuple[int, ...] = (64, 128, 192, 256),
     tokens: tuple[float, ...] = (2e5, 4e5, 8e5, 1.6e6, 3.2e6, 6.4e6, 1.28e7),
@@ -206,44 +201,32 @@ def main(
     seeds: int = 1,
     vocab_size: int = 1024,
     data: Path | None = None,
-    workdir: Path = Path("runs/scaling"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write scaling.md, scaling.json, scaling.csv and scaling.png."""
+    """How does the loss fall with parameters, with tokens and with both?"""
     sized = design(widths, tokens, max_flops, seeds, vocab_size, data)
     check_design(sized)
-    runs = [each.run for each in sized]
-    records = open_records("scaling", output)
-    results = train_all(runs, workdir, records, processes=processes, minutes=minutes)
+    study = Study("scaling", queue)
+    results = study.train([each.run for each in sized])
     analysis = fit_results(sized, results, budgets=budgets)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "scaling.csv").write_text(format_csv(analysis.runs))
-    plot_scaling(analysis, output / "scaling.png")
     losses = mean_over_seeds(sized, results)
-    scale = (
-        f"{len(runs)} runs of the quickstart's recipe on {corpus_name(runs[0].experiment)} with a "
-        f"vocabulary of {vocab_size:,}, "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'} of each, of up to "
-        f"{format_count(max(losses)[0])} parameters N without embeddings and "
-        f"{format_count(max(d for _, d in losses))} training "
-        "tokens D: held-out loss in nats per token, mean over seeds. The laws hold at this scale "
-        "only: no constant should be carried beyond these runs."
+    page = Page(
+        title="Scaling laws",
+        question="How does the loss fall with parameters N, with tokens D and with both?",
+        answer=answer(losses, analysis),
+        table=loss_table(losses),
+        settings=(
+            f"Held-out loss in nats per token. {len(sized)} runs of the quickstart's recipe on "
+            f"{corpus_name(sized[0].run.experiment)} with a vocabulary of {vocab_size:,}, "
+            f"{seeds} {'seed' if seeds == 1 else 'seeds'} of each; N without embeddings. The laws "
+            "hold at this scale only: no constant should be carried beyond these runs."
+        ),
+        more=["## Fits", *describe(losses, analysis)],
     )
-    body = describe(losses, analysis, scale)
     plain: dict[str, Any] = analysis.as_dict()
     plain["fitted_runs"] = plain.pop("runs")  # `runs` is their number in every record
-    write_record(
-        "scaling",
-        "Scaling laws",
-        body,
-        plain,
-        results,
-        trained_on=records.describe_machines(runs),
-        folder=output,
-    )
+    study.write(page, draw_scaling(analysis), plain)
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

@@ -10,33 +10,39 @@ training with warm-up.
 
 import dataclasses
 import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 import train
-from bench.norm_placement import by_layer
-from bench.small_runs import LENGTH, held_out
+from bench.claims.architecture import norms_by_layer
+from bench.claims.small_runs import LENGTH, held_out
+from bench.command import command
 from bench.studies.record import (
-    RESULTS,
+    NO_LIMIT,
+    Page,
+    QueueFlags,
+    Study,
+    at_the_end,
     markdown_table,
-    open_records,
-    run_study,
-    single_run,
-    train_all,
-    write_record,
+    over_seeds,
+    seeds_of,
+    sweep_run,
 )
 from configs.versus import EXPERIMENTS
 from train.assembly import make_task
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.experiment import Experiment
+from train.figures import shades
 from train.optim.schedules import ScheduleConfig
 from train.run import Run
 from train.scaling.design import SizeRules, model_of_width
-from train.sweep.grid import SweepRun, run_name
+from train.sweep.grid import SweepRun
 from transformer import LanguageModel
 
 RECIPES = {"post": "transformer", "pre": "transformer_pre_norm"}
@@ -44,7 +50,7 @@ WIDTH = 64
 
 
 def experiment(
-    placement: str, depth: int, warmup: int, *, rate: float, steps: int, batch_size: int = 16
+    placement: str, depth: int, warmup: int, *, rate: float, steps: int, batch_size: int
 ) -> Experiment:
     """Return a run of a depth; `warmup` in steps."""
     base = EXPERIMENTS[RECIPES[placement]]
@@ -55,9 +61,6 @@ def experiment(
         schedule=ScheduleConfig("cosine", learning_rate=rate, warmup_steps=warmup),
         steps=steps,
         batch_size=batch_size,
-        evaluation=EvaluationConfig(every=0),
-        sample=SampleConfig(),
-        checkpoint=CheckpointConfig(every=100, keep_last=1),
     )
 
 
@@ -69,14 +72,11 @@ def gradient_norms(run: Run, params: Any) -> np.ndarray:  # [L]
     rows = next(held_out(corpus.split("validation"), LENGTH, segments=False))
 
     def loss(params: Any) -> jax.Array:
-        logits = model.apply({"params": params}, rows["tokens"]).logits
-        assert logits is not None
+        logits: Any = model.apply({"params": params}, rows["tokens"]).logits
         log_probs = jax.nn.log_softmax(logits, axis=-1)
-        return -jax.numpy.mean(
-            jax.numpy.take_along_axis(log_probs, rows["targets"][..., None], axis=-1)
-        )
+        return -jnp.mean(jnp.take_along_axis(log_probs, rows["targets"][..., None], axis=-1))
 
-    return by_layer(jax.jit(jax.grad(loss))(params)["layers"]["place_0"])
+    return norms_by_layer(jax.jit(jax.grad(loss))(params)["layers"]["place_0"])
 
 
 def measure_gradients(run: SweepRun, folder: Path) -> dict[str, list[float]]:
@@ -91,27 +91,30 @@ def measure_gradients(run: SweepRun, folder: Path) -> dict[str, list[float]]:
     }
 
 
-def draw(norms: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Draw the norms by layer, a panel for each placement: at the start and after training."""
-    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+Norms = Mapping[tuple[str, int], Mapping[str, list[float]]]
+"""By placement and depth, at the `start` and `trained`: the norm of each layer's gradient [L]."""
+
+
+def draw(norms: Norms) -> Figure:
+    """Draw the norms by layer, a panel for each placement."""
+    figure = Figure(figsize=(9, 4.4))
     panels = dict(zip(RECIPES, figure.subplots(1, 2, sharey=True), strict=True))
     depths = sorted({depth for _, depth in norms})
+    colors = dict(zip(depths, shades(len(depths)), strict=True))
     for (placement, depth), pair in norms.items():
-        shade = 0.1 + 0.75 * depths.index(depth) / max(1, len(depths) - 1)
         share = np.arange(1, depth + 1) / depth
-        for values, style, when in zip(pair, ("-", ":"), ("start", "trained"), strict=True):
+        for when, style in (("start", "-"), ("trained", ":")):
             label = f"{depth} layers, {when}"
-            color = colormaps["viridis"](shade)
-            panels[placement].semilogy(share, values, style, color=color, label=label)
+            look = {"color": colors[depth], "linestyle": style, "marker": "none"}
+            panels[placement].semilogy(share, pair[when], label=label, **look)
     for placement, axes in panels.items():
         axes.set(title=f"{placement}-norm", xlabel="layer / number of layers")
-        axes.grid(visible=True, alpha=0.2)
     panels["post"].set_ylabel("norm of a layer's gradient")
-    panels["pre"].legend(frameon=False, fontsize="x-small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    panels["pre"].legend(loc="lower left", ncols=2)
+    return figure
 
 
+@command
 def main(
     depths: tuple[int, ...] = (6, 12, 24, 48),
     steps: int = 300,
@@ -119,80 +122,91 @@ def main(
     rate: float = 2e-3,
     batch_size: int = 8,
     seeds: int = 3,
-    workdir: Path = Path("runs/stability"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write stability.md, stability.json and stability.png."""
-    runs: list[SweepRun] = []
-    for seed in range(seeds):
-        for depth in depths:
-            for placement in RECIPES:
-                for rise in (warmup, 0):
-                    settings = {"norm": placement, "depth": str(depth), "warmup": str(rise)}
-                    norms_of_run = experiment(
-                        placement, depth, rise, rate=rate, steps=steps, batch_size=batch_size
-                    )
-                    norms_of_run = dataclasses.replace(norms_of_run, seed=seed)
-                    runs.append(single_run(run_name(settings, seed), settings, norms_of_run))
-    records = open_records("stability", output)
-    # A run that diverges is a result.
-    results = train_all(
-        runs,
-        workdir,
-        records,
-        measure=measure_gradients,
-        accept_failed=True,
-        processes=processes,
-        minutes=minutes,
-    )
-    norms: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+    """Do pre- and post-norm train without warm-up, by depth, and how do gradients differ?"""
+    study = Study("stability", queue)
+    options: dict[str, Any] = {"rate": rate, "steps": steps, "batch_size": batch_size}
+    runs = [
+        sweep_run(
+            {"norm": placement, "depth": str(depth), "warmup": str(rise)},
+            at_the_end(experiment(placement, depth, rise, **options), seed),
+        )
+        for seed in range(seeds)
+        for depth in depths
+        for placement in RECIPES
+        for rise in (warmup, 0)
+    ]
+    results = study.train(runs, measure=measure_gradients, accept_failed=True)
+    norms: dict[tuple[str, int], Mapping[str, list[float]]] = {}
     losses: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
-        placement, layers, length = run.settings.values()
+        placement, layers, rise = run.settings.values()
         result = results[run.name]
-        losses.setdefault((layers, placement, length), []).append(result.value)
-        if result.status == "finished" and (measured := records.measured(run)):
-            norms[placement, int(layers)] = (
-                np.array(measured["start"]),
-                np.array(measured["trained"]),
-            )
-    draw(norms, output / "stability.png")
+        losses.setdefault((layers, placement, rise), []).append(result.value)
+        if result.status == "finished" and (measured := study.measured(run)):
+            norms[placement, int(layers)] = measured
 
-    def cell(depth: int, placement: str, length: int) -> str:
-        values = losses[str(depth), placement, str(length)]
-        finite = [value for value in values if math.isfinite(value)]
-        failed = len(values) - len(finite)
-        spread = f" ± {np.std(finite, ddof=1):.3f}" if len(finite) > 1 else ""
-        shown = f"{np.mean(finite):.3f}{spread}" if finite else "failed"
-        return f"{shown} ({failed} failed)" if finite and failed else shown
+    def finite(depth: int, placement: str, rise: int) -> list[float]:
+        return [x for x in losses[str(depth), placement, str(rise)] if math.isfinite(x)]
 
-    def ratio(placement: str, depth: int, when: int) -> str:
-        pair = norms.get((placement, depth))
-        if pair is None:
+    def cell(depth: int, placement: str, rise: int) -> str:
+        values = finite(depth, placement, rise)
+        if not values:
+            return "failed"
+        failed = seeds - len(values)
+        return over_seeds(values, 3) + (f" ({failed} failed)" if failed else "")
+
+    def ratio(placement: str, depth: int, when: str) -> str:
+        if (placement, depth) not in norms:
             return "-"
-        last_over_first = pair[when][-1] / pair[when][0]
+        found = norms[placement, depth][when]
+        last_over_first = found[-1] / found[0]
         return f"{last_over_first:,.0f}" if last_over_first >= 100 else f"{last_over_first:.2f}"
 
     header = ["layers"]
     for placement in RECIPES:
         header += [f"{placement}, warm-up", f"{placement}, none"]
         header += [f"{placement}: gradient, start", "trained"]
-    rows = []
-    for depth in depths:
-        row = [str(depth)]
-        for placement in RECIPES:
-            row += [cell(depth, placement, length) for length in (warmup, 0)]
-            row += [ratio(placement, depth, when) for when in (0, 1)]
-        rows.append(row)
-    scale = (
-        f"Width {WIDTH}, {steps} steps of {batch_size * LENGTH:,} tokens, peak learning rate "
-        f"{rate:g}, warm-up of "
-        f"{warmup} steps or none, {'one seed' if seeds == 1 else f'{seeds} seeds'}: held-out loss "
-        f"in nats per token{'' if seeds == 1 else ' (mean and standard deviation)'}, and the norm "
-        "of the last layer's gradient over that of the first, at the start and after training with "
-        "warm-up. The findings hold at this scale only."
+    rows = [
+        [
+            str(depth),
+            *(
+                shown
+                for placement in RECIPES
+                for shown in (
+                    cell(depth, placement, warmup),
+                    cell(depth, placement, 0),
+                    ratio(placement, depth, "start"),
+                    ratio(placement, depth, "trained"),
+                )
+            ),
+        ]
+        for depth in depths
+    ]
+
+    def by_depth(placement: str, rise: int) -> str:
+        means = [
+            np.mean(values) if (values := finite(d, placement, rise)) else math.nan for d in depths
+        ]
+        return ", ".join(f"{mean:.2f}" if math.isfinite(mean) else "failed" for mean in means)
+
+    page = Page(
+        title="Norm placement, warm-up and depth",
+        question="Do pre- and post-norm train without warm-up, by depth?",
+        answer=(
+            f"With {', '.join(map(str, depths))} layers the loss is {by_depth('pre', warmup)} for "
+            f"pre-norm with warm-up and {by_depth('pre', 0)} without; for post-norm "
+            f"{by_depth('post', warmup)} and {by_depth('post', 0)}. Predicting words by their "
+            "frequency alone has 6.63."
+        ),
+        table=markdown_table(header, rows),
+        settings=(
+            f"Held-out loss in nats per token, and the norm of the last layer's gradient over that "
+            f"of the first, at the start and after training with warm-up. Width {WIDTH}, {steps} "
+            f"steps of {batch_size * LENGTH:,} tokens, peak learning rate {rate:g}, warm-up of "
+            f"{warmup} steps or none, {seeds_of(seeds)}. The findings hold at this scale only."
+        ),
     )
     data = {
         "losses": {
@@ -200,21 +214,11 @@ def main(
             for key, values in losses.items()
         },
         "gradient_norms": {
-            f"{placement},{depth}": {"start": first.tolist(), "trained": last.tolist()}
-            for (placement, depth), (first, last) in norms.items()
+            f"{placement},{depth}": found for (placement, depth), found in norms.items()
         },
     }
-    body = f"{scale}\n\n{markdown_table(header, rows)}"
-    write_record(
-        "stability",
-        "Norm placement, warm-up and depth",
-        body,
-        data,
-        results,
-        trained_on=records.describe_machines(runs),
-        folder=output,
-    )
+    study.write(page, draw(norms), data)
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

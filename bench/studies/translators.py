@@ -12,6 +12,7 @@ the transformers, which learn faster, for 400.
 
 import dataclasses
 import itertools
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,20 +22,23 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
+from bench.command import command
 from bench.studies.record import (
-    RESULTS,
+    NO_LIMIT,
+    Page,
+    QueueFlags,
+    Study,
+    at_the_end,
     markdown_table,
-    open_records,
-    run_study,
-    train_all,
-    write_record,
+    over_seeds,
 )
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
 from train.assembly import make_task
 from train.data.bitext import BitextDataConfig
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.experiment import Experiment
+from train.figures import COLORS, DASHES
 from train.optim.schedules import ScheduleConfig
 from train.sweep.grid import SweepRun, run_name
 from train.tasks.metrics import sacre_bleu
@@ -57,7 +61,7 @@ BEYOND = (10, 14, 18)
 """Source lengths in words at which the next group begins."""
 
 
-def make_experiment(system: str, folder: Path, steps: int, seed: int) -> Experiment:
+def make_experiment(system: str, folder: Path, steps: int) -> Experiment:
     """Return the run of a system on the text in a folder."""
     base = SYSTEMS[system]
     assert isinstance(base.data, BitextDataConfig)
@@ -69,16 +73,8 @@ def make_experiment(system: str, folder: Path, steps: int, seed: int) -> Experim
         test_path=str(folder / "raw" / "test_2016_flickr"),
     )
     warmup = min(base.schedule.warmup_steps, steps // 5)
-    return dataclasses.replace(
-        base,
-        data=data,
-        schedule=dataclasses.replace(base.schedule, warmup_steps=warmup),
-        steps=steps,
-        seed=seed,
-        evaluation=EvaluationConfig(every=0),
-        sample=SampleConfig(),
-        checkpoint=CheckpointConfig(every=200, keep_last=1),
-    )
+    schedule = dataclasses.replace(base.schedule, warmup_steps=warmup)
+    return dataclasses.replace(base, data=data, schedule=schedule, steps=steps)
 
 
 def by_length(
@@ -120,30 +116,31 @@ def group_names() -> list[str]:
     return [f"below {BEYOND[0]}", *between, f"{BEYOND[-1]} and more"]
 
 
-def draw(scores: Mapping[tuple[str, int], np.ndarray], path: Path) -> None:
+def draw(scores: Mapping[tuple[str, int], np.ndarray]) -> Figure:
     """Draw BLEU over the source length, the mean of each system and the range of its seeds.
 
     Args:
       scores: By system and steps, of each seed and length group [seeds, groups]. Systems trained
-        for the steps of their recipe are dashed.
-      path: File to write.
+        for the steps of their recipe have filled marks and a panel of their own.
     """
-    figure = Figure(figsize=(7.5, 4.4), dpi=120, layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(9, 5))
+    short, whole = figure.subplots(1, 2, sharey=True)
     names = group_names()
     for (system, count), each in scores.items():
-        mean = each.mean(axis=0)
-        color = f"C{list(SYSTEMS).index(system)}"
-        style = "--" if count == SYSTEMS[system].steps else "-"
-        label = f"{TITLES[system]}, {count:,} steps"
-        axes.plot(names, mean, style, color=color, marker="o", ms=4, label=label)
-        axes.fill_between(names, each.min(axis=0), each.max(axis=0), color=color, alpha=0.15)
-    axes.set(xlabel="words of the source", ylabel="BLEU", ylim=(0, None))
-    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+        axes = whole if count == SYSTEMS[system].steps else short
+        number = list(SYSTEMS).index(system)
+        look = {"color": COLORS[number], "linestyle": DASHES[number], "marker": "o"}
+        axes.plot(names, each.mean(axis=0), label=TITLES[system], **look)
+        axes.fill_between(names, each.min(axis=0), each.max(axis=0), color=look["color"], alpha=0.2)
+    for axes, title in ((short, "short runs"), (whole, "the steps of the recipe")):
+        axes.set(xlabel="words of the source", title=title, ylim=(0, None))
+        axes.tick_params(axis="x", labelsize="small")
+    short.set_ylabel("BLEU")
+    figure.legend(*short.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
 
 
+@command
 def main(
     data: Path,
     systems: tuple[str, ...] = tuple(SYSTEMS),
@@ -151,12 +148,9 @@ def main(
     transformer_steps: int = 400,
     seeds: int = 3,
     whole: tuple[str, ...] | None = None,
-    workdir: Path = Path("runs/translators"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write translators.md, translators.json and translators.png.
+    """What BLEU do the translation systems of 2014 to 2018 reach, by the length of the source?
 
     Args:
       data: Folder that has Multi30k in `multi30k/raw`.
@@ -166,79 +160,67 @@ def main(
       seeds: Number of runs of each.
       whole: Systems to train for the steps of their recipe as well, one seed. By default the
         recurrent ones among `systems`.
-      workdir: Folder of the runs.
-      output: Folder of the page.
-      processes: Runs at once.
-      minutes: Time after which the command stops, and can be repeated to go on; 0: no limit.
+      queue: Where and how long to train.
     """
     folder = data.resolve() / "multi30k"
-    runs = []
     usual = {name: steps if name in RECURRENT else transformer_steps for name in SYSTEMS}
     plan = [(seed, system, usual[system]) for seed in range(seeds) for system in systems]
     if whole is None:
         whole = tuple(name for name in systems if name in RECURRENT)
     plan += [(0, system, SYSTEMS[system].steps) for system in whole]
+    runs = []
     for seed, system, count in dict.fromkeys(plan):
         settings = {"system": system, "steps": str(count)}
-        made = make_experiment(system, folder, count, seed)
+        made = at_the_end(make_experiment(system, folder, count), seed)
         runs.append(SweepRun(run_name(settings, seed), settings, made, float(count)))
-    records = open_records("translators", output)
-    results = train_all(
-        runs, workdir, records, measure=measure, processes=processes, minutes=minutes
-    )
+    study = Study("translators", queue)
+    results = study.train(runs, measure=measure)
     found: dict[tuple[str, int], list[SweepRun]] = {}
     for run in runs:
         found.setdefault((run.settings["system"], run.experiment.steps), []).append(run)
-    header = ["system", "steps", "seeds", "BLEU", *group_names(), "validation loss"]
-    header += ["training (s)", "translating (s)", "on"]
-    rows, groups = [], {}
+    rows, times, groups, falls = [], [], {}, []
     for key, own in found.items():
-        measured = [records.measured(run) for run in own]
+        measured = [study.measured(run) for run in own]
         groups[key] = np.array([each["by_length"] for each in measured])
-        scores = np.column_stack([[each["bleu"] for each in measured], groups[key]])
-        trained = [results[run.name] for run in own]
-        losses = np.array([[each.metrics["loss"]] for each in trained])
+        bleu = np.column_stack([[each["bleu"] for each in measured], groups[key]])
+        title, trained = [TITLES[key[0]], f"{key[1]:,}"], [results[run.name] for run in own]
+        rows.append([*title, str(len(own)), *(over_seeds(column, 1) for column in bleu.T)])
+        loss = over_seeds([each.metrics["loss"] for each in trained], 3)
         seconds = [np.median([each.seconds for each in trained])]
         seconds.append(np.median([each["translating"] for each in measured]))
-        row = [TITLES[key[0]], f"{key[1]:,}", str(len(own))]
-        row += [*summaries(scores, 1), *summaries(losses, 3), *(f"{each:.0f}" for each in seconds)]
-        found_on = {finished.machine: None for run in own if (finished := records.find(run))}
-        rows.append([*row, ", ".join(found_on)])
-    draw(groups, output / "translators.png")
-    scale = (
-        "Multi30k, English to German, by the recipes of `multi30k_recurrent`, `multi30k_parallel` "
-        "and `multi30k`, their schedules over the given number of steps of at most 4,096 tokens, "
-        "without averaging of weights. sacreBLEU of test 2016, lower-cased, whole and by the words "
-        "of the source; beam search except for the non-autoregressive model. Several seeds: mean "
-        "and standard deviation (in the figure mean and range). Seconds are those of a run and of "
-        "translating 1,000 sentences, the median over seeds, beside other runs; the first of a "
-        "system also compiles. Translating word by word, without any context, has a BLEU of 11.7 "
-        "(`python -m bench.baselines multi30k`)."
+        found_on = {finished.machine: None for run in own if (finished := study.records.find(run))}
+        times.append([*title, loss, *(f"{each:.0f}" for each in seconds), ", ".join(found_on)])
+        if key[1] == SYSTEMS[key[0]].steps:
+            first, last = groups[key].mean(axis=0)[[0, -1]]
+            falls.append(f"{first:.1f} to {last:.1f} ({TITLES[key[0]]}, {last / first - 1:+.0%})")
+    page = Page(
+        title="Translation systems by source length",
+        question="What BLEU do translation systems reach on Multi30k, by the length of the source?",
+        answer=(
+            f"After the steps of their recipes, from sources {group_names()[0]} words to those "
+            f"of {group_names()[-1]}: {'; '.join(falls)}. Translating word by word, without any "
+            "context, has 11.7 (`python -m bench baselines multi30k`)."
+        ),
+        table=markdown_table(["system", "steps", "seeds", "BLEU", *group_names()], rows),
+        settings=(
+            "sacreBLEU of test 2016, lower-cased, whole and by the words of the source; of several "
+            "seeds mean and standard deviation (in the figure mean and range). Multi30k, English "
+            "to German, by the recipes of `multi30k_recurrent`, `multi30k_parallel` and "
+            "`multi30k`, their schedules over the given number of steps of at most 4,096 tokens, "
+            "without averaging of weights; beam search except for the non-autoregressive model. "
+            "Seconds are those of a run and of translating 1,000 sentences, the median over seeds, "
+            "beside other runs; the first of a system also compiles."
+        ),
+        more=[
+            markdown_table(
+                [*("system", "steps", "validation loss", "training (s)", "translating (s)"), "on"],
+                times,
+            )
+        ],
     )
-    body = f"{scale}\n\n{markdown_table(header, rows)}"
     by_system = {f"{system},{count}": each.tolist() for (system, count), each in groups.items()}
-    write_record(
-        "translators",
-        "Translation systems by source length",
-        body,
-        {"bleu_by_length": by_system},
-        results,
-        trained_on=records.describe_machines(runs),
-        folder=output,
-    )
-
-
-def summaries(
-    values: np.ndarray,  # [seeds, columns]
-    digits: int,
-) -> list[str]:  # [columns]
-    """Return the mean of each column, and of several seeds the standard deviation."""
-    means = [f"{mean:.{digits}f}" for mean in values.mean(axis=0)]
-    if len(values) == 1:
-        return means
-    deviations = values.std(axis=0, ddof=1)
-    return [f"{mean} ± {each:.{digits}f}" for mean, each in zip(means, deviations, strict=True)]
+    study.write(page, draw(groups), {"bleu_by_length": by_system})
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

@@ -15,13 +15,12 @@ All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes 
    width, by interpolation between the newer one's points. Its spread is over resamples of each
    recipe's seeds: their range, or with `MIN_SEEDS` seeds or more the 95% interval.
 4. Changes: the older recipe at one width with each change alone, and with all of them.
-
-The queue resumes: with --minutes the command stops in time, and continues when it is run again.
 """
 
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,23 +29,26 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from bench.small_runs import corpus_name, on_wikitext, with_mixer
+from bench.claims.small_runs import corpus_name, on_wikitext, with_mixer
+from bench.command import command
 from bench.studies.record import (
-    RESULTS,
+    NO_LIMIT,
+    Page,
+    QueueFlags,
+    Study,
     markdown_table,
-    open_records,
-    results_by_settings,
-    run_study,
-    single_run,
-    train_all,
-    write_record,
+    over_seeds,
+    seeds_of,
+    sweep_run,
 )
 from configs.versus import CHANGES, EXPERIMENTS, VOCAB_SIZE
 from train.experiment import CheckpointConfig, Experiment
+from train.figures import COLORS, DASHES
 from train.optim.schedules import ScheduleConfig
 from train.scaling.design import (
     SizeRules,
     count_without_embeddings,
+    format_count,
     model_of_width,
     with_model_and_tokens,
 )
@@ -192,123 +194,87 @@ def interpolate_compute(
     return Reading(compute, flops[segment], flops[segment + 1])
 
 
-def draw(frontiers: Mapping[str, Frontier], path: Path) -> None:
+def draw(frontiers: Mapping[str, Frontier]) -> Figure:
     """Draw both frontiers: loss over compute, every seed and the mean."""
-    figure = Figure(figsize=(6.5, 4.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(7, 4.6))
     axes = figure.subplots()
     for number, (recipe, (flops, losses)) in enumerate(frontiers.items()):
-        axes.loglog(flops, losses.mean(axis=1), "o-", color=f"C{number}", ms=4, label=recipe)
-        axes.loglog(flops, losses, ".", color=f"C{number}", ms=3, alpha=0.5)
+        color, style = COLORS[number], DASHES[number]
+        look = {"color": color, "linestyle": style, "marker": "o"}
+        axes.loglog(flops, losses.mean(axis=1), label=recipe, **look)
+        axes.loglog(flops, losses, ".", color=color, alpha=0.5)
     axes.set(xlabel="training compute 6 N D (FLOPs)", ylabel="held-out loss (nats per token)")
     axes.yaxis.set_major_locator(MaxNLocator(6))  # less than a decade: no powers of ten
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(frameon=False)
-    axes.grid(visible=True, which="both", alpha=0.2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    axes.legend()
+    return figure
 
 
-def mean_and_deviation(losses: np.ndarray) -> tuple[float, float]:  # [seeds]
-    """Return the mean over seeds and their standard deviation; 0 of one seed."""
-    return float(losses.mean()), float(losses.std(ddof=1)) if len(losses) > 1 else 0.0
-
-
-def describe_frontiers(
+def frontier_table(
     experiments: Mapping[str, Sequence[Experiment]],  # [widths], of the first seed
     frontiers: Mapping[str, Frontier],
-    ratio: float,
 ) -> str:
-    """Return the table of all sizes as Markdown, with the scale at which the findings hold."""
+    """Return the table of all sizes as Markdown."""
     rows = []
     for index in range(len(experiments[OLD])):
         for recipe, frontier in frontiers.items():
             each = experiments[recipe][index]
             assert isinstance(each.schedule, ScheduleConfig)
-            mean, deviation = mean_and_deviation(frontier.losses[index])
-            rows.append(
-                [
-                    str(each.model.d_model),
-                    recipe,
-                    f"{frontier.flops[index]:.3e}",
-                    f"{each.steps:,}",
-                    str(each.batch_size),
-                    f"{each.schedule.learning_rate:.2g}",
-                    f"{mean:.4f} ± {deviation:.4f}",
-                ]
-            )
-    first = experiments[OLD][0]
-    largest = max(count_without_embeddings(runs[-1].model) for runs in experiments.values())
-    seeds = frontiers[OLD].losses.shape[1]
-    scale = (
-        f"Held-out loss (nats per token) of models of up to {largest:,} parameters without "
-        f"embeddings, {ratio:g} tokens for each, a vocabulary of "
-        f"{first.text_data.tokenizer.vocab_size:,}, {first.model.num_layers} layers with heads of "
-        f"width {HEAD_WIDTH}, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}: mean and standard deviation. The text is "
-        f"{corpus_name(first)}, in rows of {first.sequence_length} tokens. The findings hold at "
-        "this scale only."
-    )
+            row = [str(each.model.d_model), recipe, f"{frontier.flops[index]:.3e}"]
+            row += [f"{each.steps:,}", str(each.batch_size), f"{each.schedule.learning_rate:.2g}"]
+            rows.append([*row, over_seeds(frontier.losses[index], 4)])
     header = ["width", "recipe", "FLOPs", "steps", "batch size", "learning rate", "loss"]
-    parts = [scale, markdown_table(header, rows)]
-    sizes = {each.batch_size for runs in experiments.values() for each in runs}
-    if len(sizes) > 1:
-        parts.append(
-            "Not all sizes have the same batch size, so the loss falls along a frontier by more "
-            "than compute."
-        )
-    return "\n\n".join(parts)
+    return markdown_table(header, rows)
 
 
-def describe_factors(
-    widths: Sequence[int], old: np.ndarray, factors: Sequence[Factor]
-) -> str:  # old: [widths, seeds]
+def factor_table(widths: Sequence[int], old: Frontier, factors: Sequence[Factor]) -> str:
     """Return the factors as Markdown, with the points between which they are read off."""
-    seeds = old.shape[1]
+    seeds = old.losses.shape[1]
     spread = "95% interval" if seeds >= MIN_SEEDS else "range"
-    rows, wide = [], []
-    for width, loss, factor in zip(widths[1:], old.mean(axis=1)[1:], factors, strict=True):
-        over_seeds = f"{factor.low:.2f} to {factor.high:.2f}" if seeds > 1 else "one seed"
+    rows = []
+    for width, loss, factor in zip(widths[1:], old.losses.mean(axis=1)[1:], factors, strict=True):
+        over = f"{factor.low:.2f} to {factor.high:.2f}" if seeds > 1 else "one seed"
         between = f"{factor.first:.3g} and {factor.last:.3g}"
-        rows.append([str(width), f"{loss:.4f}", f"{factor.value:.2f}", over_seeds, between])
-        if factor.last > WIDE_SEGMENT * factor.first:
-            wide.append(f"{factor.last / factor.first:.0f}-fold apart at width {width}")
-    finding = (
-        f"How much more compute `{OLD}` needs than `{NEW}` for the loss that it has at a width, "
-        f"read off the straight line between two points of `{NEW}` in the figure, with the "
-        f"{spread} over resampled seeds:"
-    )
+        rows.append([str(width), f"{loss:.4f}", f"{factor.value:.2f}", over, between])
     header = ["width", "loss", "factor", spread, f"FLOPs of the two points of `{NEW}`"]
-    parts = [finding, markdown_table(header, rows)]
+    return markdown_table(header, rows)
+
+
+def describe_factors(widths: Sequence[int], factors: Sequence[Factor]) -> str:
+    """Return what the factors are, and which are read off a wide segment."""
+    wide = [
+        f"{factor.last / factor.first:.0f}-fold apart at width {width}"
+        for width, factor in zip(widths[1:], factors, strict=True)
+        if factor.last > WIDE_SEGMENT * factor.first
+    ]
+    meaning = (
+        f"The factor is how much more compute `{OLD}` needs than `{NEW}` for the loss that it has "
+        f"at a width, read off the straight line between two points of `{NEW}` in the figure, with "
+        "its spread over resampled seeds."
+    )
     if wide:
-        parts.append(
-            f"The two points are {', '.join(wide)}: no run lies between them, so the factor there "
+        meaning += (
+            f" The two points are {', '.join(wide)}: no run lies between them, so the factor there "
             "is that of a straight line, not a measured one."
         )
-    return "\n\n".join(parts)
+    return meaning
 
 
-def describe_changes(
+def change_rows(
     runs: Mapping[str, Sequence[SweepRun]], results: Mapping[str, RunResult]
-) -> str:
-    """Return the table of one change at a time as Markdown; `runs` has those of each recipe."""
-    first = runs[OLD][0].experiment
-    sizes = {each.experiment.batch_size for of_name in runs.values() for each in of_name}
-    rows, base = [], math.nan
-    for name, of_name in runs.items():
-        losses = np.array([results[run.name].value for run in of_name])
-        mean, deviation = mean_and_deviation(losses)
-        base = mean if name == OLD else base
-        steps = f"{of_name[0].experiment.steps:,}"
-        rows.append([name, steps, f"{mean:.4f}", f"{deviation:.4f}", f"{mean - base:+.4f}"])
-    alone = (
-        f"One change at a time at width {first.model.d_model}, a batch size of "
-        f"{' or '.join(map(str, sorted(sizes)))} and the learning rate of `{OLD}`:"
-    )
-    header = ["recipe", "steps", "loss", "spread", "change"]
-    return "\n\n".join([alone, markdown_table(header, rows)])
+) -> list[tuple[str, int, np.ndarray, float]]:
+    """Return recipe, steps, losses [seeds] and the change of the mean, of one change at a time."""
+    losses = {
+        name: np.array([results[run.name].value for run in each]) for name, each in runs.items()
+    }
+    return [
+        (name, runs[name][0].experiment.steps, each, float(each.mean() - losses[OLD].mean()))
+        for name, each in losses.items()
+    ]
 
 
+@command
 def main(
     widths: tuple[int, ...] = (64, 112, 160, 208, 352),
     rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
@@ -318,73 +284,87 @@ def main(
     vocab_size: int = 1024,
     depth: int = 2,
     data: Path | None = None,
-    workdir: Path = Path("runs/versus"),
-    output: Path = RESULTS,
-    processes: int = 1,
-    minutes: float = 0,
+    queue: QueueFlags = NO_LIMIT,
 ) -> None:
-    """Train what is missing, and write versus.md, versus.json and versus.png."""
-    ratio = tokens_per_parameter
+    """How much more compute does the Transformer of 2017 need than Transformer++?"""
+    study, ratio = Study("versus", queue), tokens_per_parameter
 
-    records = open_records("versus", output)
+    def run_of(recipe: str, width: int, rate: float, seed: int, settings: str) -> SweepRun:
+        at = {"recipe": recipe, "width": str(width), "rate": f"{rate:g}"}
+        made = sized(recipe, width, rate, ratio, seed, vocab_size, depth, data)
+        return sweep_run(at, made, f"{recipe},width={width},{settings}")
 
-    def train_runs(part: str, runs: Sequence[SweepRun]) -> dict[str, RunResult]:
-        # Parts share runs: the best of the tuning are the first seeds of the frontiers.
-        return train_all(runs, workdir / part, records, processes=processes, minutes=minutes)
-
+    # Parts share runs: the best of the tuning are the first seeds of the frontiers.
     tuning = [
-        single_run(
-            f"{recipe},width={width},rate={rate:g}",
-            {"recipe": recipe, "width": str(width), "rate": f"{rate:g}"},
-            sized(recipe, width, rate, ratio, vocab_size=vocab_size, depth=depth, data=data),
-        )
+        run_of(recipe, width, rate, 0, f"rate={rate:g}")
         for width in widths[:2]
         for recipe in (OLD, NEW)
         for rate in rates
     ]
-    tuned = train_runs("rates", tuning)
-    chosen = tuned_rates(tuning, tuned, widths)
-
-    def named(recipe: str, width: int, seed: int, rate: float) -> SweepRun:
-        settings = {"recipe": recipe, "width": str(width)}
-        experiment = sized(recipe, width, rate, ratio, seed, vocab_size, depth, data)
-        return single_run(f"{recipe},width={width},seed={seed}", settings, experiment)
-
-    frontier = [
-        named(recipe, width, seed, chosen[recipe][width])
+    chosen = tuned_rates(tuning, study.train(tuning, part="rates"), widths)
+    frontier = {
+        (recipe, width): [
+            run_of(recipe, width, chosen[recipe][width], seed, f"seed={seed}")
+            for seed in range(seeds)
+        ]
         for width in widths
-        for seed in range(seeds)
         for recipe in (OLD, NEW)
-    ]
-    found = train_runs("frontiers", frontier)
-    experiments: dict[str, list[Experiment]] = {OLD: [], NEW: []}
-    losses: dict[str, list[list[float]]] = {OLD: [], NEW: []}
-    for recipe, width in itertools.product((OLD, NEW), widths):
-        at = {"recipe": recipe, "width": str(width)}
-        of_width = [run for run in frontier if run.settings == at]
-        experiments[recipe].append(of_width[0].experiment)
-        losses[recipe].append([found[run.name].value for run in of_width])
-    frontiers = {
-        recipe: Frontier(np.array([compute(each) for each in runs]), np.array(losses[recipe]))
-        for recipe, runs in experiments.items()
     }
-    draw(frontiers, output / "versus.png")
+    found = study.train([*itertools.chain(*frontier.values())], part="frontiers")
+    experiments = {
+        recipe: [frontier[recipe, width][0].experiment for width in widths] for recipe in (OLD, NEW)
+    }
+    frontiers = {
+        recipe: Frontier(
+            np.array([compute(each) for each in experiments[recipe]]),
+            np.array([[found[run.name].value for run in frontier[recipe, w]] for w in widths]),
+        )
+        for recipe in (OLD, NEW)
+    }
     factors = compute_factors(frontiers[OLD], frontiers[NEW])
 
     # All recipes have the old one's learning rate, so a change that allows a higher one gains less.
     rate = chosen[OLD].get(change_width) or chosen[OLD][widths[1]]
     changes = {
-        name: [named(name, change_width, seed, rate) for seed in range(seeds)]
+        name: [run_of(name, change_width, rate, seed, f"seed={seed}") for seed in range(seeds)]
         for name in (OLD, *CHANGES, NEW)
     }
-    every_change = [run for of_name in changes.values() for run in of_name]
-    changed = train_runs("changes", every_change)
-    body = "\n\n".join(
-        [
-            describe_frontiers(experiments, frontiers, ratio),
-            describe_factors(widths, frontiers[OLD].losses, factors),
-            describe_changes(changes, changed),
-        ]
+    changed = study.train([*itertools.chain(*changes.values())], part="changes")
+    alone = change_rows(changes, changed)
+    best, *_, gain = min((row for row in alone if row[0] in CHANGES), key=lambda row: row[-1])
+    sizes = [count_without_embeddings(each.model) for each in experiments[NEW][1:]]
+    times = [
+        f"{factor.value:.2f} times at {format_count(size)}"
+        for factor, size in zip(factors, sizes, strict=True)
+    ]
+    first = experiments[OLD][0]
+    page = Page(
+        title="Transformer against Transformer++",
+        question="How much more compute does the Transformer of 2017 need for the same loss?",
+        answer=(
+            f"{', '.join(times)} parameters without embeddings. Of one change at a time `{best}` "
+            f"changes the loss most, by {gain:+.3f}; all together by {alone[-1][-1]:+.3f}."
+        ),
+        table=factor_table(widths, frontiers[OLD], factors),
+        settings=(
+            f"{describe_factors(widths, factors)} Held-out loss in nats per token, "
+            f"{seeds_of(seeds)}; {ratio:g} tokens for each parameter, a vocabulary of "
+            f"{vocab_size:,}, {depth} layers with heads of width {HEAD_WIDTH}. The text is "
+            f"{corpus_name(first)}, in rows of {first.sequence_length} tokens. The findings hold "
+            "at this scale only."
+        ),
+        more=[
+            "All sizes:",
+            frontier_table(experiments, frontiers),
+            f"One change at a time at width {change_width}, with the learning rate of `{OLD}`:",
+            markdown_table(
+                ["recipe", "steps", "loss", "change"],
+                [
+                    [name, f"{steps:,}", over_seeds(losses, 4), f"{change:+.4f}"]
+                    for name, steps, losses, change in alone
+                ],
+            ),
+        ],
     )
     plain: dict[str, Any] = {
         "widths": widths,
@@ -397,17 +377,8 @@ def main(
         ],
         "changes": {name: each.value for name, each in changed.items()},
     }
-    everything = results_by_settings((tuning, tuned), (frontier, found), (every_change, changed))
-    write_record(
-        "versus",
-        "Transformer against Transformer++",
-        body,
-        plain,
-        everything,
-        trained_on=records.describe_machines([*tuning, *frontier, *every_change]),
-        folder=output,
-    )
+    study.write(page, draw(frontiers), plain)
 
 
 if __name__ == "__main__":
-    run_study(main)
+    sys.exit(main())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
+from bench.claims.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
 
 
 def test_naive_bayes_matches_textbook_example() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.treebank_phrases import labeled_phrases
+from bench.claims.words import labeled_phrases
 
 TREE = "(3 (2 It) (4 (3 (2 's) (4 well-made)) (2 -RRB-)))"
 

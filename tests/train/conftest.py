@@ -13,5 +13,5 @@ def plots_as_stubs(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "RENDERS_PLOTS", False):
-            patch.setattr("train.telemetry.loss_plot._png", lambda figure: b"not rendered")
+            patch.setattr("train.telemetry.loss_plot.png", lambda figure: b"not rendered")
         yield

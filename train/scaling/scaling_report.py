@@ -6,7 +6,6 @@ The figure is that of Kaplan et al. 2020 (figure 1): loss against compute, data 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train.errors import UsageError, UserError
+from train.figures import BLACK, GREY, figure_style, png, shades
 from train.files import AnyPath, expand_path
 from train.runtime.writing import explain_write_errors, write_atomically
 from train.scaling.analysis import CONSTANTS, MIN_RUNS, Analysis, analyze, best_losses, format_csv
@@ -26,12 +26,12 @@ from train.telemetry.event_log import finite_or_none
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _SYMBOLS = {"parameters": "N", "tokens": "D", "compute": "C"}
 
 _MAX_LEGEND_ROWS = 6
 
-_FIT, _LAW = "#000000", "#666666"
 _TITLES = {
     "compute": "training compute C = 6 N D (FLOPs)",
     "tokens": "training tokens D",
@@ -213,21 +213,19 @@ def _range(each: Interval, *, counts: bool = False) -> str:
     return f"{show(each.low)} to {show(each.high)}"
 
 
-def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
+@figure_style()
+def draw_scaling(analysis: Analysis) -> Figure:
     """Draw three panels of loss against compute, tokens and parameters, all logarithmic.
 
     Points are runs. In the panels over compute and tokens a line joins the runs of one size; in the
     panel over parameters those of one number of tokens. Dashed: the power law of the best runs.
     Dotted, over compute: the lowest loss that the parametric law predicts for each budget.
-
-    Raises:
-      UserError: The file cannot be written.
     """
     # Not pyplot, which keeps all figures in memory and may choose a backend that needs a display.
     from matplotlib.figure import Figure  # importing it takes half a second
     from matplotlib.ticker import LogLocator
 
-    figure = Figure(figsize=(13, 4.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10.5, 5.6))
     panels = dict(zip(_TITLES, figure.subplots(1, 3, sharey=True), strict=True))
     runs = analysis.runs
     x = {"compute": runs.flops, "tokens": runs.tokens, "parameters": runs.parameters}
@@ -240,16 +238,21 @@ def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
         axes.set_xlabel(_TITLES[name])
         axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels of all nine would overlap
         axes.tick_params(axis="x", which="both", labelsize="small")
-        axes.grid(visible=True, which="major", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
     _draw_frontier(panels["compute"], analysis)
     _label_losses(panels["compute"], runs.loss)
-    for axes in panels.values():
-        columns = 1 if len(axes.lines) <= _MAX_LEGEND_ROWS else 2  # many rows would hide lines
-        axes.legend(frameon=False, fontsize="x-small", ncols=columns)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    write_atomically(path, image.getvalue())
+    for axes in panels.values():  # below: the curves leave no room
+        columns = 1 if len(axes.lines) <= _MAX_LEGEND_ROWS else 2
+        axes.legend(fontsize="small", ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    return figure
+
+
+def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
+    """Write the figure of `draw_scaling`.
+
+    Raises:
+      UserError: The file cannot be written.
+    """
+    write_atomically(path, png(draw_scaling(analysis)))
 
 
 def _draw_groups(
@@ -260,15 +263,12 @@ def _draw_groups(
     symbol: str,
 ) -> None:
     """Draw a line for each group, colored by its value."""
-    from matplotlib import colormaps
-
     values = np.unique(groups)
-    for value, shade in zip(values, np.linspace(0.1, 0.85, len(values)), strict=True):
+    for value, color in zip(values, shades(len(values)), strict=True):
         chosen = np.flatnonzero(groups == value)
         chosen = chosen[np.argsort(x[chosen])]
         label = f"{symbol} = {format_count(value)}" if len(values) <= 10 else None
-        color = colormaps["viridis"](shade)
-        axes.plot(x[chosen], loss[chosen], "o-", color=color, ms=4, lw=1, label=label)
+        axes.plot(x[chosen], loss[chosen], "o-", color=color, linewidth=1, label=label)
 
 
 def _draw_power_law(axes: Axes, analysis: Analysis, name: str) -> None:
@@ -278,7 +278,7 @@ def _draw_power_law(axes: Axes, analysis: Analysis, name: str) -> None:
     points, _ = best_losses(analysis.runs)[name]
     ends = np.array([points.min(), points.max()])
     label = f"L = ({law.scale:.2g} / {'CDN'['ctp'.index(name[0])]})^{law.exponent:.3f}"
-    axes.plot(ends, law(ends), "--", color=_FIT, lw=1.2, label=label)
+    axes.plot(ends, law(ends), "--", color=BLACK, marker="none", label=label)
 
 
 def _draw_frontier(axes: Axes, analysis: Analysis) -> None:
@@ -287,7 +287,7 @@ def _draw_frontier(axes: Axes, analysis: Analysis) -> None:
     flops = np.geomspace(analysis.runs.flops.min(), analysis.runs.flops.max(), 50)
     losses = [analysis.law.optimum(float(each)).loss for each in flops]
     label = "E + A/N^α + B/D^β at its best N"
-    axes.plot(flops, losses, ":", color=_LAW, lw=1.4, label=label)
+    axes.plot(flops, losses, ":", color=GREY, marker="none", label=label)
 
 
 def _label_losses(axes: Axes, loss: np.ndarray) -> None:

@@ -1,7 +1,6 @@
 """Summary of a sweep: mean and spread over seeds of every setting, as a table and as a figure."""
 
 import dataclasses
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from train.figures import COLORS, DASHES, figure_style, png
 from train.files import AnyPath
 from train.runtime.writing import write_atomically
 from train.sweep.grid import SweepRun, short_names
@@ -150,8 +150,11 @@ LOG_RATIO = 2.5
 """Ratio of the largest to the smallest value from which the axis of a field is logarithmic."""
 
 MAX_LEGEND_ENTRIES = 12
+MAX_NAMED_VALUES = 8
+"""Values of the horizontal axis beyond which matplotlib chooses the ticks."""
 
 
+@figure_style()
 def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
     """Draw the mean over seeds with its standard deviation, and every run as a point.
 
@@ -174,32 +177,37 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
     for each in settings:
         others = [f"{labels[name]}={x}" for name, x in each.settings.items() if name != field]
         lines.setdefault(_plain(", ".join(others)) if field else "", []).append(each)
-    figure = Figure(figsize=(7, 4.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(7, 4.4))
     axes = figure.subplots()
     for number, (label, group) in enumerate(sorted(lines.items())):
         if field:
             group.sort(key=lambda each: float(each.settings[field]))
         x = [float(each.settings[field]) if field else settings.index(each) for each in group]
         spread = [each.deviation if math.isfinite(each.deviation) else 0.0 for each in group]
+        color, marker = COLORS[number % len(COLORS)], "osD^v"[number % 5]
         axes.errorbar(
             x,
             [each.mean for each in group],
             spread,
-            fmt="o-" if field else "o",
-            color=f"C{number % 10}",
-            ms=4,
+            linestyle=DASHES[number % len(DASHES)] if field else "none",
+            color=color,
+            marker=marker,
             capsize=3,
             label=label or None,
         )
         for place, each in zip(x, group, strict=True):
-            axes.scatter([place] * len(each.values), each.values, s=9, color=f"C{number % 10}")
+            axes.scatter([place] * len(each.values), each.values, s=9, color=color, marker=marker)
     if field:
         numbers = [float(each.settings[field]) for each in settings]
         if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO:
             axes.set_xscale("log")
+        distinct = sorted(set(numbers))
+        if len(distinct) <= MAX_NAMED_VALUES:
+            axes.minorticks_off()
+            axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
         axes.set_xlabel(labels[field].replace("_", " "))
         if 1 < len(lines) <= MAX_LEGEND_ENTRIES:
-            axes.legend(frameon=False, fontsize="small")
+            axes.legend()
     else:
         names = [_plain("\n".join(each.settings.values())) or "all" for each in settings]
         axes.set_xticks(range(len(settings)), names, fontsize="small")
@@ -207,11 +215,7 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
         axes.set_xlabel(", ".join(labels.values()) or "setting")
     arrow = "lower" if summary.lower_is_better else "higher"
     axes.set_ylabel(f"held-out {summary.metric.replace('_', ' ')} ({arrow} is better)")
-    axes.grid(visible=True, alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    write_atomically(path, image.getvalue())
+    write_atomically(path, png(figure))
     return True
 
 

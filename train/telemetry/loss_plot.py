@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from train.figures import BLACK, BLUE, GREY, ORANGE, figure_style, png
 from train.files import AnyPath
 from train.runtime.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# From the palette of Okabe and Ito, distinguishable with any colour vision.
-_BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#D55E00", "#666666", "#000000"
 
 _SCORES = ("accuracy", "f1", "bleu")
 """Metrics that rise with quality. Those that a run has are drawn below its losses."""
@@ -58,10 +55,11 @@ def plot_losses(
     figure = draw_losses(metrics, references, events)
     if figure is None:
         return False
-    write_atomically(path, _png(figure))
+    write_atomically(path, png(figure))
     return True
 
 
+@figure_style()
 def draw_losses(
     metrics: Sequence[Mapping[str, Any]],
     references: Mapping[str, float] | None = None,
@@ -75,7 +73,7 @@ def draw_losses(
     losses = np.concatenate([training, validation], axis=1)
     if not losses.size:
         return None
-    figure = _notebook_figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
+    figure = _notebook_figure(figsize=(8, 5 + 2 * len(scores)))
     heights = [5, *[2] * len(scores)]
     panels = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     axes, *score_axes = panels
@@ -85,28 +83,20 @@ def draw_losses(
         label, best = f"validation: {values[-1]:.3f}", values.argmin()
         if values[best] < values[-1]:
             label += f", at best {values[best]:.3f} (step {steps[best]:,.0f})"
-        axes.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
+        axes.plot(steps, values, "o-", color=ORANGE, markersize=4, linewidth=1, label=label)
     _draw_references(axes, references or {})
     _draw_event_marks(axes, events or {})
     _scale_axes(axes, *losses)
     axes.set_ylabel("loss (nats)")
     for panel, (name, (steps, values)) in zip(score_axes, scores.items(), strict=True):
         label = f"validation: {values[-1]:.3f}"
-        panel.plot(steps, values, "o-", color=_ORANGE, markersize=4, linewidth=1, label=label)
+        panel.plot(steps, values, "o-", color=ORANGE, markersize=4, linewidth=1, label=label)
         panel.set_ylabel(name)
     for panel in panels:
-        panel.grid(visible=True, which="major", alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False)
+        panel.legend()
     panels[-1].set_xlabel("step")
     figure.align_ylabels()
     return figure
-
-
-def _png(figure: Figure) -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
 
 
 def _notebook_figure(**options: Any) -> Figure:
@@ -115,7 +105,7 @@ def _notebook_figure(**options: Any) -> Figure:
 
     class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:  # a hook of IPython
-            return _png(self)
+            return png(self)
 
     return NotebookFigure(**options)
 
@@ -134,10 +124,11 @@ def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.n
 
 def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
     if len(losses) < _MIN_SMOOTHED_LINES:
-        axes.plot(steps, losses, ".-", color=_BLUE, linewidth=1.5, label="training")
+        axes.plot(steps, losses, ".-", color=BLUE, linewidth=1.5, label="training")
         return
-    axes.plot(steps, losses, color=_BLUE, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, _smoothed(losses), color=_BLUE, linewidth=1.8, label="training, smoothed")
+    axes.plot(steps, losses, "-", color=BLUE, linewidth=0.8, alpha=0.3)
+    smooth = _smoothed(losses)
+    axes.plot(steps, smooth, "-", color=BLUE, linewidth=1.8, label="training, smoothed")
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
@@ -159,16 +150,15 @@ def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
     lowest = min(references.values()) if len(references) > 1 else None
     for name, loss in references.items():
         below = loss == lowest
-        axes.axhline(loss, color=_GREY, linestyle="--", linewidth=1)
+        axes.axhline(loss, color=GREY, linestyle="--", linewidth=1)
         axes.annotate(
             f"{name}: {loss:.3f}",
             (1, loss),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, -3 if below else 3),
+            xytext=(4, 0),  # beside the axes, where no curve is
             textcoords="offset points",
-            verticalalignment="top" if below else "baseline",
-            horizontalalignment="right",
-            color=_GREY,
+            verticalalignment="top" if below else "bottom",
+            color=GREY,
             fontsize="small",
         )
 
@@ -189,7 +179,7 @@ def _draw_event_marks(axes: Axes, events: Mapping[str, Sequence[int]]) -> None:
             sorted(set(steps)),
             [0] * len(set(steps)),
             _MARKS[name],
-            color=_BLACK,
+            color=BLACK,
             markersize=7,
             linestyle="none",
             transform=axes.get_xaxis_transform(),

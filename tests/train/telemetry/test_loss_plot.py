@@ -60,7 +60,7 @@ def test_figure_has_losses_scores_references_and_events(tmp_path: Path) -> None:
     assert points(f1.lines[0]) == [[50, 0.25], [100, 0.25]]
     path = tmp_path / "loss.png"
     assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9}, events)
-    assert imread(path).shape == (600 + 2 * 240, 960, 4)
+    assert imread(path).shape == (720 + 2 * 288, 1152, 4)
     assert [each.name for each in tmp_path.iterdir()] == ["loss.png"]
 
 

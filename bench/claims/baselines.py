@@ -1,16 +1,7 @@
-"""Simple baselines for every score in RESULTS.md: counting models.
+"""Counting models: simple baselines for every score in RESULTS.md.
 
-    python -m bench.baselines [trec sst2 ...]
-
-The data are read by the project's own readers from `$TRANSFORMER_DATA`, with the splits of the
-task's config: a baseline learns from the training split and is scored on the same examples as the
+A baseline learns from the training split of a config and is scored on the same examples as the
 model. Nothing is tuned: smoothing and discounts come from the formulas.
-
-- Classification: the most frequent class; multinomial naive Bayes over words, and over words and
-  bigrams.
-- Tagging: the most frequent tag of each word.
-- Language modeling: interpolated Kneser-Ney n-grams over the model's own tokens.
-- Translation: copying the source; translating word by word with the table of IBM model 1.
 """
 
 import itertools
@@ -25,6 +16,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import command
 from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from train.data.bitext import BitextDataConfig, SentencePair, read_sentence_pairs
@@ -85,9 +77,8 @@ def unigrams_and_bigrams(text: str) -> list[Hashable]:
 class MostFrequentTag:
     """Tag each word with its most frequent tag in training.
 
-    An unknown word gets the most frequent tag of words that occur once in training, because such
-    words
-    resemble unknown ones.
+    An unknown word gets the most frequent tag of words that occur once in training, which resemble
+    unknown ones.
     """
 
     def __init__(self, words: Iterable[tuple[str, str]]) -> None:
@@ -137,9 +128,8 @@ class KneserNey:
             numbers.append(number)
             context = number[:-1]
         self.counts = []
-        for n in range(
-            1, order
-        ):  # distinct previous tokens: one for each (n + 1)-gram that ends with it
+        # Distinct previous tokens: one for each (n + 1)-gram that ends with the n-gram.
+        for n in range(1, order):
             suffixes = numbers[n - 1][ends[n] - (n - 1)]
             self.counts.append(np.bincount(suffixes, minlength=len(self.keys[n - 1])))
         self.counts.append(occurrences)
@@ -328,8 +318,14 @@ TASKS: dict[str, Callable[[Experiment], Scores]] = {
 }
 
 
-def main(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
-    """Print the score of each baseline for the named configs."""
+@command
+def baselines(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
+    """Print the score of each baseline for the named configs.
+
+    Classification: the most frequent class, and naive Bayes. Tagging: the most frequent tag of each
+    word. Language modeling: interpolated Kneser-Ney n-grams over the model's own tokens.
+    Translation: copying the source, and translating word by word with the table of IBM model 1.
+    """
     if unknown := [task for task in tasks if task not in TASKS]:
         raise UserError(f"task {unknown[0]}: has no baselines; give some of {', '.join(TASKS)}")
     table = Table("config", "baseline", "score")
@@ -337,10 +333,3 @@ def main(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
         for baseline, score in TASKS[task](find_experiment(task)).items():
             table.add_row(task, baseline, score)
     Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except UserError as error:
-        raise SystemExit(str(error)) from None

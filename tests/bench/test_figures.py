@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import special
 
-from bench.pictures import FORMATS, activation_curves, largest_errors
+from bench.claims.figures import FORMATS, activation_curves, largest_errors
 
 
 def test_activations_and_derivatives_match_formulas() -> None:

@@ -112,14 +112,13 @@ def _notebook_figure(**options: Any) -> Figure:
 
 def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:
     """Return the finite values of a metric as [2, N]: steps and values, sorted by step."""
-    points = [
-        (line["step"], line[name])
+    points = {
+        # Of several evaluations of one step, the last is the run's.
+        line["step"]: line[name]
         for line in metrics
         if line["split"] == split and name in line and math.isfinite(line[name])
-    ]
-    # Not by value: of several evaluations of one step, the last is the run's.
-    points.sort(key=lambda point: point[0])
-    return np.array(points, float).reshape(-1, 2).T
+    }
+    return np.array(sorted(points.items()), float).reshape(-1, 2).T
 
 
 def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:

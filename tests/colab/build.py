@@ -117,6 +117,8 @@ def clean_outputs(notebook: Any) -> None:
                 kept.append(nbformat.v4.new_output("display_data", picture))
             elif output.get("name") != "stderr":
                 text = plain(output.get("text") or data.get("text/plain", ""))
+                if "text/html" in data and text.startswith("<"):
+                    text = "(an interactive view: run the cell to see it)\n"
                 if kept and "text" in kept[-1]:
                     kept[-1].text += text
                 elif text:
@@ -125,9 +127,12 @@ def clean_outputs(notebook: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """Return printed text without colors, overwritten lines and the folders of this machine."""
+    """Return printed text without colors, progress, the ends of long lines, and local folders."""
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     text = re.sub(r"^.*\r(?!\n)|[ \r]+$", "", text, flags=re.MULTILINE)
+    progress = r"^(?!.*  loss ).*  (\S+ elapsed\b.*|done in [\d:]+)\n"
+    text = re.sub(progress, "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(.{100}).{2,}$", r"\1…", text, flags=re.MULTILINE)
     text = text.replace(f"{ROOT}/", "").replace(str(pathlib.Path.home()), "~")
     temporary = rf"{re.escape(tempfile.gettempdir())}/[\w-]+"
     return re.sub(temporary, ".", re.sub(f"{temporary}/", "", text))

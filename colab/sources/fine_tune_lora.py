@@ -113,7 +113,11 @@ print(f"loss on the new text, before: {before:.3f} nats a token; on the old: {ol
 # %% lora-text [markdown]
 # ## 4. LoRA
 #
-# Beside each chosen matrix W two thin ones are trained, A of `RANK` columns and B of `RANK` rows: W + (alpha / rank) A B. W is frozen. B starts at zero, so the first step computes what the imported model computes. Gradients, optimizer state and checkpoints are those of A and B alone.
+# Beside each chosen matrix $W$ two thin ones are trained, $A$ of $r$ columns and $B$ of $r$ rows (Hu et al. 2022, equation 3; $r$ is `RANK`):
+#
+# $$y = x \left(W + \frac{\alpha}{r} A B\right)$$
+#
+# $W$ is frozen. $B$ starts at zero, so the first step computes what the imported model computes. Gradients, optimizer state and checkpoints are those of $A$ and $B$ alone.
 
 # %% lora
 from train.engines.lora import LoRAConfig

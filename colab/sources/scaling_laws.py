@@ -14,7 +14,7 @@ BUDGET = "1e12"
 # %% design-text [markdown]
 # ## 1. The design
 #
-# Every width is trained on every number of tokens, three by three, each run with a learning rate that decays to its own end: the loss of a long run halfway is not that of a short run. Heads keep their width; depth stays. `--dry-run` lists the runs. N counts parameters without the tables of tokens; C = 6 N D.
+# Every width is trained on every number of tokens, three by three, each run with a learning rate that decays to its own end: the loss of a long run halfway is not that of a short run. Heads keep their width; depth stays. `--dry-run` lists the runs. $N$ counts parameters without the tables of tokens, $D$ tokens, and the compute is $C = 6 N D$ FLOPs.
 
 # %% design
 import json
@@ -82,7 +82,9 @@ for run in scaling(*design, "--dry-run")["sweep"]:
 # %% train-text [markdown]
 # ## 2. Train and fit
 #
-# The runs are one resumable queue. Then two laws are fitted: L(x) = (x_c / x)^α through the best runs (Kaplan et al. 2020), and L(N, D) = E + A / N^α + B / D^β through all runs (Hoffmann et al. 2022), with 95% intervals from resampling the runs.
+# The runs are one resumable queue. Then two laws are fitted, one through the best runs (Kaplan et al. 2020) and one through all runs (Hoffmann et al. 2022), with 95% intervals from resampling the runs:
+#
+# $$L(x) = \left(\frac{x_c}{x}\right)^{\alpha}, \qquad L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}}$$
 
 # %% train
 found = scaling(*design, "--budget", BUDGET, "--workdir", str(folder / "sweep"))
@@ -102,7 +104,7 @@ assert min(losses) < losses[0], "larger or longer runs are better"
 # %% optimum-text [markdown]
 # ## 3. The compute-optimal model
 #
-# For a budget C the law gives the N and D = C / 6 N of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum. Nine runs of seconds know it within orders of magnitude only, as the intervals say.
+# For a budget $C$ the law gives the $N$ and $D = C / 6N$ of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum. Nine runs of seconds know it within orders of magnitude only, as the intervals say.
 
 # %% optimum
 import matplotlib.pyplot as plt

@@ -64,7 +64,7 @@ assert scaled < 0.3
 # %% masks-text [markdown]
 # ## 2. Masks are data
 #
-# A mask says which keys a query sees. A decoder sees only the past (causal). A window limits the distance. Packed documents do not see each other. A mask is a small description; kernels read it without building the T × S table that is drawn here.
+# A mask says which keys a query sees. A decoder sees only the past (causal). A window limits the distance. Packed documents do not see each other. A mask is a small description; kernels read it without building the $T \times S$ table that is drawn here.
 
 # %% masks
 from transformer.attention.masks import dense_mask
@@ -93,7 +93,7 @@ assert (dense_mask(masks["causal (decoder)"], length, length)[0] == lower_triang
 # %% heads-text [markdown]
 # ## 3. Several heads, and heads that share keys
 #
-# N heads attend in parallel, each in its own H-wide projection of the tokens; a last projection mixes their outputs. The sizes of the four matrices do not depend on N if N × H = D. With *grouped* queries (Ainslie et al. 2023), K < N heads of keys and values serve N / K query heads each, and the cache of a decoder shrinks by N / K.
+# N heads attend in parallel, each in its own H-wide projection of the tokens; a last projection mixes their outputs. The sizes of the four matrices do not depend on $N$ if $N H = D$. With *grouped* queries (Ainslie et al. 2023), $K < N$ heads of keys and values serve $N / K$ query heads each, and the cache of a decoder shrinks by $N / K$.
 
 # %% heads
 from transformer import AttentionConfig, BlockConfig, LanguageModel, RoPE, TransformerConfig
@@ -120,9 +120,9 @@ assert numbers == 2 * 1024 * 8  # keys and values, one head of width 8
 #
 # Attention alone does not know the order of its keys. Four ways to tell it:
 #
-# - **Sinusoids** are added to the embeddings (Vaswani et al. 2017).
-# - **RoPE** rotates queries and keys by an angle proportional to their position (Su et al. 2021), so a score depends only on the distance.
-# - **ALiBi** subtracts a multiple of the distance from the scores (Press et al. 2022).
+# - **Sinusoids** $\sin(t / 10000^{2i/D})$ and $\cos(t / 10000^{2i/D})$ are added to the embeddings (Vaswani et al. 2017).
+# - **RoPE** rotates queries and keys by an angle proportional to their position (Su et al. 2021), so a score depends only on the distance: $(R_t q)^\top (R_s k) = q^\top R_{s-t} k$.
+# - **ALiBi** subtracts $m_n \, |t - s|$ from the scores, with a slope $m_n$ for each head (Press et al. 2022).
 # - **Learned** vectors, one for each position.
 
 # %% positions
@@ -158,7 +158,9 @@ assert max(spread) < 1e-3, spread
 #
 # $$x \leftarrow x + \mathrm{Attention}(\mathrm{norm}(x)), \qquad x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x))$$
 #
-# LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square. SwiGLU multiplies two linear maps, one of them through `silu`.
+# LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square. SwiGLU multiplies two linear maps, one of them through $\mathrm{silu}(z) = z \, \sigma(z)$:
+#
+# $$\mathrm{LayerNorm}(x) = g \odot \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + b, \qquad \mathrm{SwiGLU}(x) = \left(\mathrm{silu}(x W_{\mathrm{gate}}) \odot x W_{\mathrm{up}}\right) W_{\mathrm{down}}$$
 
 # %% block
 from transformer import FeedForwardConfig
@@ -261,7 +263,7 @@ assert losses[-1] < losses[0] / 2
 # %% look-inside-text [markdown]
 # ## 8. What it learned: attention, heads, layers
 #
-# Left: attention of each head on one example. An induction head has a diagonal line LENGTH / 2 − 1 tokens back. Middle: the loss without each head (*ablation*). Right: the loss if the model stopped after each layer (*logit lens*).
+# Left: attention of each head on one example. An induction head has a diagonal line `LENGTH / 2 - 1` tokens back. Middle: the loss without each head (*ablation*). Right: the loss if the model stopped after each layer (*logit lens*).
 
 # %% look-inside
 from transformer.inspection import logit_lens, zero_heads

@@ -132,7 +132,7 @@ def plain(text: str) -> str:
     text = re.sub(r"^.*\r(?!\n)|[ \r]+$", "", text, flags=re.MULTILINE)
     progress = r"^(?!.*  loss ).*  (\S+ elapsed\b.*|done in [\d:]+)\n"
     text = re.sub(progress, "", text, flags=re.MULTILINE)
-    text = re.sub(r"^(.{100}).{2,}$", r"\1…", text, flags=re.MULTILINE)
+    text = re.sub(r"^(.{160}).{2,}$", r"\1…", text, flags=re.MULTILINE)
     text = text.replace(f"{ROOT}/", "").replace(str(pathlib.Path.home()), "~")
     temporary = rf"{re.escape(tempfile.gettempdir())}/[\w-]+"
     return re.sub(temporary, ".", re.sub(f"{temporary}/", "", text))

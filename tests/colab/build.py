@@ -139,11 +139,16 @@ def plain(text: str) -> str:
 
 
 def small_png(data: str) -> str:
-    """Return a picture, in base64, with a palette of its colors."""
+    """Return a picture, in base64, with 256 colors, or with 16 if that takes more than 60 kB."""
     picture = PIL.Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
-    file = io.BytesIO()
-    picture.quantize(256, dither=PIL.Image.Dither.NONE).save(file, "png", optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
+    small = b""
+    for colors in (256, 16):
+        file = io.BytesIO()
+        picture.quantize(colors, dither=PIL.Image.Dither.NONE).save(file, "png", optimize=True)
+        small = file.getvalue()
+        if len(small) < 60_000:
+            break
+    return base64.b64encode(small).decode()
 
 
 def listed(text: str) -> str:

@@ -173,30 +173,31 @@ def main(arguments: list[str] | None = None) -> int:
         "--run", nargs="*", choices=names, metavar="NAME", help="run all, or these; keep outputs"
     )
     given = parser.parse_args(arguments)
+    runs = given.run is not None
     stale = []
     for source in sources():
         path, notebook = notebook_path(source), build(source)
-        is_run = given.run is not None and (not given.run or source.stem in given.run)
-        if not is_run and path.exists() and without_outputs(path) == notebook:
+        if given.run and source.stem not in given.run:
+            continue
+        if not runs and path.exists() and without_outputs(path) == notebook:
             continue
         stale.append(path.name)
         if path.exists():
             take_outputs(notebook, nbformat.read(path, as_version=4))
-        if given.write or is_run:
+        if given.write or runs:
             nbformat.write(notebook, path)
-        if is_run:
+        if runs:
             with tempfile.TemporaryDirectory() as folder:
                 take_outputs(notebook, execute(path, pathlib.Path(folder)))
-                clean_outputs(notebook)
+            clean_outputs(notebook)
             nbformat.write(notebook, path)
     text = LIST.read_text("utf-8")
     if listed(text) != text:
         stale.append(LIST.name)
-        if given.write:
+        if given.write or runs:
             LIST.write_text(listed(text), "utf-8")
-    writes = given.write or given.run is not None
-    print("written:" if writes else "out of date:", ", ".join(stale) or "none")
-    return int(bool(stale) and not writes)
+    print("written:" if given.write or runs else "out of date:", ", ".join(stale) or "none")
+    return int(bool(stale) and not given.write and not runs)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ except ImportError:
 
 # %% install
 import importlib.util
+import os
 import pathlib
 import shutil
 import tempfile

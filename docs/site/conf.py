@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-import ziamath
 from docutils import nodes
 from sphinx.util import logging
+from ziamath.config import config as formula_settings
+from ziamath.zmath import Latex
 
 from docs.site.repository import repository
 
@@ -54,8 +55,8 @@ html_math_renderer = "svg"
 copybutton_selector = "div:not(.output) > div.highlight pre"
 copybutton_exclude = ".linenos, .gp, .go"
 
-ziamath.config.math.color = "currentColor"
-ziamath.config.svg2 = False  # each picture has its own glyphs
+formula_settings.math.color = "currentColor"
+formula_settings.svg2 = False  # each picture has its own glyphs
 
 # Fields that Flax adds to every module.
 _FLAX_FIELDS = re.compile(r", parent: .*?, name: str \\| None = None")
@@ -70,7 +71,7 @@ def _shorten_signature(*event: Any) -> tuple[str | None, str | None] | None:
 def _visit_formula(translator: Any, node: nodes.math | nodes.math_block) -> None:
     """Draw a formula as a picture that needs no script, and no font of the reader's."""
     text, is_inline = node.astext(), isinstance(node, nodes.math)
-    formula = ziamath.Latex(text, size=17, inline=is_inline, title=text)
+    formula = Latex(text, size=17, inline=is_inline, title=text)
     if "\\" in formula.mathmlstr():
         logging.getLogger(__name__).warning("unknown command in %s", text, location=node)
     drop = formula.getyofst() - formula.margin  # below the line of the text

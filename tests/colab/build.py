@@ -37,8 +37,8 @@ MARKER = "<!-- badges: python -m tests.colab.build --write -->\n"
 # The accelerator that Colab offers when it opens a notebook. The programs that some notebooks start
 # share a GPU with them, and would be left the CPU beside a TPU.
 ON_GPU = ("fine_tune_lora", "scaling_laws", "survive_failures")
-GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
-TPU = {"accelerator": "TPU", "colab": {"gpuType": "V5E1"}}
+GPU: dict[str, Any] = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
+TPU: dict[str, Any] = {"accelerator": "TPU", "colab": {"gpuType": "V5E1"}}
 
 OUTPUTS_NOTE = "*The outputs below are those of a small run on a CPU, with the settings shown.*"
 

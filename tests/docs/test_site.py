@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("sphinx") is None:
+if importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("ziamath") is None:
     pytest.skip("the site's generator is not installed; install .[docs]", allow_module_level=True)
 
 from docs.site.api_pages import undocumented_names

@@ -1,9 +1,9 @@
 # %% install-text [markdown]
-# ## 1. Check the machine and install
+# ## Check the machine and install
 #
 # On Colab, choose a GPU or TPU first (*Runtime > Change runtime type*). On Kaggle, enable *Settings > Accelerator* and *Internet*. The first cell shows the devices.
 #
-# The second cell installs the project if it is missing: from `REPOSITORY`, from the checkout that contains this notebook, or from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`; on Kaggle a data set). It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine. In a fork, set `REPOSITORY` and the link above once.
+# The second cell installs the project if it is missing: from the checkout that contains this notebook, from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`; on Colab in `/content`, on Kaggle as a data set), or from `REPOSITORY`. It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine.
 
 # %% look
 import os
@@ -24,12 +24,14 @@ except ImportError:
 
 # %% install
 import importlib.util
+import os
 import pathlib
 import shutil
 import tempfile
 from importlib import metadata
 
 REPOSITORY = ""  # @param {type:"string"}
+COLAB_FILES = pathlib.Path("/content")
 KAGGLE_INPUT = pathlib.Path("/kaggle/input")
 
 
@@ -39,25 +41,26 @@ def is_project(folder):
 
 
 def find_project():
-    """Return what pip can install: the address, a checkout around this folder, or an archive."""
-    if REPOSITORY:
-        return REPOSITORY
+    """Return what pip can install: a checkout, an uploaded archive, or the address."""
     here = pathlib.Path.cwd()
     found = [folder for folder in (here, *here.parents) if is_project(folder)]
     # Kaggle mounts what is uploaded as data some folders below, and unpacks archives.
-    inputs = [folder for depth in range(1, 6) for folder in sorted(KAGGLE_INPUT.glob("*/" * depth))]
-    for place in (here, *inputs):
+    inputs = [pathlib.Path(folder) for folder, _, _ in os.walk(KAGGLE_INPUT)]
+    for place in (here, COLAB_FILES, *inputs):
         for ending in (".whl", ".zip", ".tar.gz"):
             found += sorted(place.glob(f"*linen*transformer*{ending}"))
-    found += [folder for folder in inputs if is_project(folder)]
-    if not found:
-        raise ValueError(
-            "REPOSITORY: is empty, and neither a checkout nor an archive of the project is in "
-            f"{here}; set it to the project's git address (git+https://...), or upload its .zip"
-        )
-    if found[0] in inputs:  # pip writes into the folder that it builds, and this one is read-only
-        return str(shutil.copytree(found[0], pathlib.Path(tempfile.mkdtemp(), "project")))
-    return str(found[0])
+    unpacked = [folder for folder in inputs if is_project(folder)]
+    if found:
+        return str(found[0])
+    if unpacked:  # pip writes into the folder that it builds, and this one is read-only
+        return str(shutil.copytree(unpacked[0], pathlib.Path(tempfile.mkdtemp(), "project")))
+    if REPOSITORY:
+        return REPOSITORY
+    raise ValueError(
+        "REPOSITORY: is empty, and neither a checkout nor an archive of the project is in "
+        f"{here}, {COLAB_FILES} or {KAGGLE_INPUT}; upload linen-transformer.zip (on Kaggle: "
+        "Add input > Upload), or set REPOSITORY to the project's git address (git+https://...)"
+    )
 
 
 if importlib.util.find_spec("train") is None:
@@ -70,7 +73,7 @@ if importlib.util.find_spec("train") is None:
     # %pip install --quiet --constraint {constraints} {project}
 
 # %% doctor-text [markdown]
-# ## 2. Check hardware and versions
+# ## Check hardware and versions
 #
 # The doctor lists hardware and package versions, and says how to fix what is wrong.
 

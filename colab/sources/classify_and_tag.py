@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Classify texts and tag words
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Two encoders, trained on data that every Python has: one predicts which package a docstring comes from, one tags the words of program lines. Nothing is downloaded; it takes about two minutes on a CPU.
 
 # %% setup [markdown]
@@ -13,7 +11,7 @@ CLASSIFICATION_STEPS = 150
 TAGGING_STEPS = 150
 
 # %% texts-text [markdown]
-# ## 3. Docstrings of six packages
+# ## 1. Docstrings of six packages
 #
 # A list of `(text, label)` pairs is all that a classifier needs.
 
@@ -51,7 +49,7 @@ print(len(pairs), "texts:", dict(counts))
 print(pairs[0])
 
 # %% classify-text [markdown]
-# ## 4. Train a classifier
+# ## 2. Train a classifier
 #
 # A bidirectional encoder, the mean of its outputs, and a linear layer. Three hundred pairs are held out. `run.generate` answers with the class.
 
@@ -111,7 +109,7 @@ for package in PACKAGES:
     print(f"{package:12} {run.evaluate(data=own)['accuracy']:.2f} of {len(own)} texts")
 
 # %% lines-text [markdown]
-# ## 5. Tag the words of program lines
+# ## 3. Tag the words of program lines
 #
 # Each word of a line gets a tag: keyword, name of a definition, name of a call, argument, attribute, variable. Punctuation is removed, so the tag has to be inferred from the words around. Examples are pairs of a list of words and a list of tags.
 

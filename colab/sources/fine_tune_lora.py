@@ -1,15 +1,13 @@
 # %% title [markdown]
 # # Fine-tune a Hugging Face model with LoRA
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Take a model in the format of Hugging Face, adapt it to other text by training a few thousand numbers beside its frozen weights, and write the result back as a folder that `transformers` opens. Without a network the notebook makes a tiny Llama folder first; with one, `SOURCE` may be a name on the hub. It takes a few minutes on two cores.
 
 # %% setup [markdown]
 # Installation
 
 # %% settings-text [markdown]
-# ## 3. Settings
+# ## 1. Settings
 #
 # `SOURCE` is a folder with `config.json`, safetensors and a tokenizer, or a name on the hub such as `HuggingFaceTB/SmolLM2-135M` (choose a GPU or TPU for it). Empty: a tiny folder that this notebook makes.
 
@@ -20,7 +18,7 @@ STEPS = 200  # of the fine-tuning
 RANK = 8
 
 # %% base-text [markdown]
-# ## 4. A model folder
+# ## 2. A model folder
 #
 # The tiny model is a Llama of two layers that has learned sentences in the active voice. Its run is exported in the format of Hugging Face, and from here on treated like any download.
 
@@ -97,7 +95,7 @@ if not source:
     print(json.loads(pathlib.Path(source, "config.json").read_text())["architectures"])
 
 # %% import-text [markdown]
-# ## 5. Import
+# ## 3. Import
 #
 # `import` makes a run of the folder: a checkpoint of step 0 with its weights and tokenizer. Every command works on it.
 
@@ -113,9 +111,13 @@ old_before = imported.evaluate(data=active)["loss"]
 print(f"loss on the new text, before: {before:.3f} nats a token; on the old: {old_before:.3f}")
 
 # %% lora-text [markdown]
-# ## 6. LoRA
+# ## 4. LoRA
 #
-# Beside each chosen matrix W two thin ones are trained, A of `RANK` columns and B of `RANK` rows: W + (alpha / rank) A B. W is frozen. B starts at zero, so the first step computes what the imported model computes. Gradients, optimizer state and checkpoints are those of A and B alone.
+# Beside each chosen matrix $W$ two thin ones are trained, $A$ of $r$ columns and $B$ of $r$ rows (Hu et al. 2022, equation 3; $r$ is `RANK`):
+#
+# $$y = x \left(W + \frac{\alpha}{r} A B\right)$$
+#
+# $W$ is frozen. $B$ starts at zero, so the first step computes what the imported model computes. Gradients, optimizer state and checkpoints are those of $A$ and $B$ alone.
 
 # %% lora
 from train.engines.lora import LoRAConfig
@@ -153,7 +155,7 @@ print(f"a checkpoint of the fine-tuning has {checkpoint / 1024:.0f} KiB, optimiz
 assert checkpoint < 16 * weights, "less than weights and optimizer state of the whole model"
 
 # %% result-text [markdown]
-# ## 7. What it has learned, and what it has forgotten
+# ## 5. What it has learned, and what it has forgotten
 
 # %% result
 import matplotlib.pyplot as plt
@@ -177,7 +179,7 @@ for prompt in ("the cook is ", "the poet is "):
 assert after < before - 0.3
 
 # %% back-text [markdown]
-# ## 8. Send it back
+# ## 6. Send it back
 #
 # `merge` multiplies A and B out and writes an ordinary run; `export` writes a folder that `transformers` opens. The logits of that folder are compared with those of the tuned model here, and with `transformers` itself where it is installed.
 

@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Long sequences: the attention family side by side
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Full attention compares every token with every other: its time grows with the square of the length. This notebook shows what each efficient variant leaves out, measures how time and memory grow, and trains some of them on a task that needs a distant token. Nothing is downloaded; it takes a few minutes on a CPU.
 
 # %% setup [markdown]
@@ -14,7 +12,7 @@ COPY_LENGTH = 32  # tokens of the task
 COPY_STEPS = 600
 
 # %% family-text [markdown]
-# ## 3. The family
+# ## 1. The family
 #
 # | kind | a query sees | paper |
 # | --- | --- | --- |
@@ -61,7 +59,7 @@ FAMILY = {
 }
 
 # %% pattern-text [markdown]
-# ## 4. Which keys change a query's result
+# ## 2. Which keys change a query's result
 #
 # One way to see a pattern without reading code: change one token and look which outputs change. Rows are queries, columns the token that was changed. In the causal models below the upper triangle stays white. A title has the share of earlier tokens that change a result. Routing, Reformer and top-k choose keys by content, each head its own, so a token can also change a result by changing what is chosen. Performer and linear attention mix all earlier tokens.
 
@@ -101,7 +99,7 @@ for axis, (name, mixer) in zip(axes.flat, FAMILY.items(), strict=True):
 plt.show()
 
 # %% time-text [markdown]
-# ## 5. How time and memory grow
+# ## 3. How time and memory grow
 #
 # Time of a forward pass, and the memory that the compiled program needs beside its arguments and results. Full attention uses the `reference` backend here, which follows the formula, and `auto`, which computes long rows in tiles. Times on a shared machine vary: compare the slopes.
 
@@ -150,7 +148,7 @@ for name, exponent in growth.items():
 assert growth["full, as in the formula"] > 1.5 > growth["linear"]
 
 # %% copy-text [markdown]
-# ## 6. A task that needs a distant token
+# ## 4. A task that needs a distant token
 #
 # The model reads random tokens, then the same tokens again, and is asked to predict the second half. It must look up what followed the same token half a sequence earlier. A window that is shorter than the distance cannot see it: here two layers with a window of 8 reach 14 tokens back, one too few. Linear attention sees all of it, through a state of fixed size.
 

@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Write your own attention
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Define an attention mechanism in one cell, run the library's contract tests on it, and train a language model with it. Nothing is downloaded; it takes about two minutes on a CPU.
 #
 # The example is *windowed attention with a learned temperature for each head*: a token sees the last few tokens, and each head learns how sharp its softmax is.
@@ -11,7 +9,7 @@
 # Installation
 
 # %% mixer-text [markdown]
-# ## 3. The mixer
+# ## 1. The mixer
 #
 # A *mixer* is the part of a layer that moves information between tokens. It is a frozen dataclass of settings and a Flax module, joined by a decorator:
 #
@@ -86,7 +84,7 @@ class Tempered(Mixer):
 
 
 # %% contract-text [markdown]
-# ## 4. Contract tests
+# ## 2. Contract tests
 #
 # `check_mixer` tests everything that the mixer claims: no token sees the future, cached decoding equals the full pass, packed documents do not see each other, weights sum to one, padding has no gradient, bfloat16 works, it trains in a model with stacked layers, and more. An `AssertionError` names what is wrong.
 
@@ -124,7 +122,7 @@ except AssertionError as error:
 assert caught.startswith("mixer leaky: causal")
 
 # %% pattern-text [markdown]
-# ## 5. What it sees
+# ## 3. What it sees
 #
 # Ask an untrained model for the attention weights: each row is a query, each column a key.
 
@@ -146,7 +144,7 @@ plt.show()
 assert int((weights[0, 0, 0, 20] > 0).sum()) == 8
 
 # %% settings-text [markdown]
-# ## 6. Train a language model with it
+# ## 4. Train a language model with it
 #
 # The mixer is one more kind in the settings: everything of the trainer works with it, from checkpoints to `plan`.
 
@@ -182,7 +180,7 @@ experiment = train.Experiment(
 run = train.fit(experiment, str(text.parent / "run"))
 
 # %% result-text [markdown]
-# ## 7. What the heads learned
+# ## 5. What the heads learned
 #
 # A factor above 1 makes a head sharper than the usual softmax, below 1 softer.
 

@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # From one device to many
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Ask what a model needs before you rent hardware, arrange devices in a mesh, see who holds which piece of a weight, and train on all devices of this machine with the losses of one device. On a CPU the notebook makes eight virtual devices; on Kaggle's TPU it uses the eight real ones. Nothing is downloaded; it takes a few minutes on two cores.
 
 # %% devices
@@ -20,7 +18,7 @@ STEPS = 20
 WIDTH = 64
 
 # %% plan-text [markdown]
-# ## 3. What will it need?
+# ## 1. What will it need?
 #
 # `plan` tries the meshes of a target and estimates memory and time of the training step. No accelerator is needed. `--compile-best 0` gives estimates alone; with `pip install 'jax[tpu]'` the real step is compiled for the TPU.
 
@@ -94,7 +92,7 @@ assert plans["v5e:2x4"]["tokens_per_second"] > plans["v5e:1x1"]["tokens_per_seco
 assert shared["fsdp 8"] < shared["fsdp 1"] / 2
 
 # %% mesh-text [markdown]
-# ## 4. A mesh, and who holds what
+# ## 2. A mesh, and who holds what
 #
 # A mesh arranges the devices along named axes. `data` copies the weights and splits the batch. `fsdp` splits weights and batch. `tensor` splits heads and hidden units. `context` splits the tokens of a sequence. Each weight names its axes, so one table decides where every array lives.
 
@@ -145,7 +143,7 @@ meshes = {
 print(f"{count} devices")
 
 # %% train-text [markdown]
-# ## 5. Train on every mesh
+# ## 3. Train on every mesh
 #
 # The same experiment, the same seed and batches; only the mesh differs. Compiling takes most of the time.
 
@@ -189,7 +187,7 @@ if count > 1:
     assert bytes_per_device["fsdp"] < bytes_per_device["data"] * 1.5 / count
 
 # %% same-text [markdown]
-# ## 6. The same numbers as one device
+# ## 4. The same numbers as one device
 #
 # The reference: the same experiment in a process that has one CPU device. Sums are added in another order, so the last digits differ; nothing else may.
 

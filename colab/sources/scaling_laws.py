@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Scaling laws
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # How does the loss fall with parameters, data and compute, and how large a model does a budget deserve? The notebook trains nine tiny models, fits two kinds of laws, predicts runs that the fit has not seen, and then fits the published losses of a real family. Nothing is downloaded; it takes a few minutes on two cores.
 
 # %% setup [markdown]
@@ -14,9 +12,9 @@ TOKENS = "120k,480k,1900k"
 BUDGET = "1e12"
 
 # %% design-text [markdown]
-# ## 3. The design
+# ## 1. The design
 #
-# Every width is trained on every number of tokens, three by three, each run with a learning rate that decays to its own end: the loss of a long run halfway is not that of a short run. Heads keep their width; depth stays. `--dry-run` lists the runs. N counts parameters without the tables of tokens; C = 6 N D.
+# Every width is trained on every number of tokens, three by three, each run with a learning rate that decays to its own end: the loss of a long run halfway is not that of a short run. Heads keep their width; depth stays. `--dry-run` lists the runs. $N$ counts parameters without the tables of tokens, $D$ tokens, and the compute is $C = 6 N D$ FLOPs.
 
 # %% design
 import json
@@ -82,9 +80,11 @@ for run in scaling(*design, "--dry-run")["sweep"]:
     print({name: run[name] for name in ("parameters", "tokens", "d_model", "steps") if name in run})
 
 # %% train-text [markdown]
-# ## 4. Train and fit
+# ## 2. Train and fit
 #
-# The runs are one resumable queue. Then two laws are fitted: L(x) = (x_c / x)^α through the best runs (Kaplan et al. 2020), and L(N, D) = E + A / N^α + B / D^β through all runs (Hoffmann et al. 2022), with 95% intervals from resampling the runs.
+# The runs are one resumable queue. Then two laws are fitted, one through the best runs (Kaplan et al. 2020) and one through all runs (Hoffmann et al. 2022), with 95% intervals from resampling the runs:
+#
+# $$L(x) = \left(\frac{x_c}{x}\right)^{\alpha}, \qquad L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}}$$
 
 # %% train
 found = scaling(*design, "--budget", BUDGET, "--workdir", str(folder / "sweep"))
@@ -102,9 +102,9 @@ losses = [run["loss"] for run in found["sweep"]]
 assert min(losses) < losses[0], "larger or longer runs are better"
 
 # %% optimum-text [markdown]
-# ## 5. The compute-optimal model
+# ## 3. The compute-optimal model
 #
-# For a budget C the law gives the N and D = C / 6 N of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum. Nine runs of seconds know it within orders of magnitude only, as the intervals say.
+# For a budget $C$ the law gives the $N$ and $D = C / 6N$ of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum. Nine runs of seconds know it within orders of magnitude only, as the intervals say.
 
 # %% optimum
 import matplotlib.pyplot as plt
@@ -134,7 +134,7 @@ plt.show()
 print("optimum of the budget:", json.dumps(found["optimum"], indent=1)[:700])
 
 # %% published-text [markdown]
-# ## 6. Published runs
+# ## 4. Published runs
 #
 # The same fit takes a CSV. Here the Cerebras-GPT family (Dey et al. 2023): seven models, each trained on about 20 tokens a parameter of the Pile, with the losses of their model card in nats a token. (Their N includes the embeddings.) Size and data grow together, so only the law over compute is determined; NumPy's straight line through the logarithms must agree.
 

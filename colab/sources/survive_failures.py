@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # How a run survives
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Three things end long trainings: the machine goes away, a checkpoint is damaged, the loss explodes. This notebook does all three to a small run on purpose, and checks that the result is what it would have been. Nothing is downloaded; it takes about three minutes on a CPU.
 
 # %% setup [markdown]
@@ -13,7 +11,7 @@ STEPS = 120
 CHECKPOINT_EVERY = 20
 
 # %% experiment-text [markdown]
-# ## 3. The experiment
+# ## 1. The experiment
 #
 # A small language model of sums, written to a config file as for the command line. The second experiment of the file plants faults: its task replaces the targets of a few batches by random ones. A task of your own may change anything; this one inherits all but its batches.
 
@@ -95,7 +93,7 @@ EXPERIMENTS = {{
 _ = (folder / "sums.py").write_text(code)
 
 # %% unbroken-text [markdown]
-# ## 4. Kill it
+# ## 2. Kill it
 #
 # First a run that nothing disturbs. Then the same command again, killed with `SIGKILL` in the middle: no handler runs, nothing is saved at the end. The same command resumes from the newest verified checkpoint.
 
@@ -152,7 +150,7 @@ print("\nlosses of all steps are equal, bit for bit:", same)
 assert same
 
 # %% damage-text [markdown]
-# ## 5. Damage a checkpoint
+# ## 3. Damage a checkpoint
 #
 # Every file of a checkpoint has a checksum in its manifest. Flip one bit in the largest file of the newest checkpoint, as a failing disk would, and train on: the run notices, says so, and takes the checkpoint before it.
 
@@ -180,7 +178,7 @@ print("\nlosses of all steps are equal, bit for bit:", same)
 assert same
 
 # %% spike-text [markdown]
-# ## 6. A loss spike
+# ## 4. A loss spike
 #
 # Batches 80 to 85 have random targets. The detector compares each step's loss and gradient norm with the last steps. It skips the update of an anomalous step, and after three in a row rolls back to an earlier checkpoint and continues beyond the bad batches.
 

@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Train a language model and sample from it
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Train a small LLaMA-style model on text that ships with every Python: the help topics and the source of the standard library, about 10 MB. It takes a few minutes, even on a CPU.
 #
 # Run the cells from top to bottom.
@@ -11,7 +9,7 @@
 # Installation
 
 # %% settings-text [markdown]
-# ## 3. Settings
+# ## 1. Settings
 #
 # Lower `BATCH_SIZE`, `LENGTH` or `D_MODEL` if memory runs out. A run keeps its settings: to try others, change `NAME`.
 
@@ -27,10 +25,10 @@ D_MODEL = 192  # width of the model, a multiple of 12
 LAYERS = 4
 PRECISION = "auto"  # by device: float32 on a CPU, float16 on a T4, bfloat16 on other GPUs and TPUs
 EVERY = 300  # steps between evaluations, samples and checkpoints
-CHEATING_STEPS = 200  # steps of the model without a causal mask, in section 9
+CHEATING_STEPS = 200  # steps of the model without a causal mask, in section 7
 
 # %% folder-text [markdown]
-# ## 4. A folder that outlives the connection
+# ## 2. A folder that outlives the connection
 #
 # The run writes everything to one folder: settings, checkpoints, metrics and samples. On Colab it is on your Google Drive, on Kaggle in the notebook's output (kept between sessions with *Settings > Persistence > Files*), elsewhere in `runs` beside this notebook.
 
@@ -51,7 +49,7 @@ workdir = str(runs / NAME)
 print(workdir)
 
 # %% train-text [markdown]
-# ## 5. Train
+# ## 3. Train
 #
 # `quickstart` is an experiment from the project's `configs` folder. Experiments are frozen dataclasses; `replace` derives a new one.
 #
@@ -80,7 +78,7 @@ experiment = replace(
 run = train.fit(experiment, workdir)
 
 # %% curve-text [markdown]
-# ## 6. The loss curve
+# ## 4. The loss curve
 #
 # Left: the loss of each training batch. Right: bits per byte on held-out text, compared with two compressors on the same text. A good language model is a good compressor.
 
@@ -108,7 +106,7 @@ right.legend()
 plt.show()
 
 # %% sample-text [markdown]
-# ## 7. Generate text
+# ## 5. Generate text
 #
 # `load` reads the run from its folder, so you can continue here another day without training. A low temperature prefers likely tokens; a high one gives more variety and more mistakes.
 
@@ -121,7 +119,7 @@ for temperature in (0.5, 1.0):
         print(f"--- temperature {temperature}\n{prompt}{text}\n")
 
 # %% attention-text [markdown]
-# ## 8. Attention weights of one head
+# ## 6. Attention weights of one head
 #
 # Rows are query tokens, columns are key tokens, and the color is the attention weight. `aux` has the weights of all layers: layer, example, head, query, key.
 
@@ -149,7 +147,7 @@ next_token = int(output.logits[0, -1].argmax())
 print(f"The model expects {run.tokenizer.decode([next_token])!r} next.")
 
 # %% mask-text [markdown]
-# ## 9. Why the causal mask matters
+# ## 7. Why the causal mask matters
 #
 # Without the mask every token sees the next one, so the model learns to copy instead of to predict. After 200 steps its held-out loss looks better than any compressor. When it generates, there is no next token to copy, and it has learned nothing.
 

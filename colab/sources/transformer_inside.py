@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # The transformer from the inside
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Every part of a transformer: its formula, its shapes, a picture, and the library's version of it. Each section writes the part in a few lines of `jax.numpy` and checks that the library computes the same. The last three sections train a small model, look at its layers, switch off its heads and decode with a cache.
 #
 # Nothing is downloaded. It takes about two minutes on a CPU. Letters: B examples, T query tokens, S key tokens, D model width, N heads, K key-value heads, H head width, V vocabulary.
@@ -11,7 +9,7 @@
 # Installation
 
 # %% attention-text [markdown]
-# ## 3. Attention is a weighted mean
+# ## 1. Attention is a weighted mean
 #
 # Each token asks a *query* $q$, offers a *key* $k$ and holds a *value* $v$. The output is the mean of the values, weighted by how well their keys match the query (Vaswani et al. 2017, equation 1):
 #
@@ -64,9 +62,9 @@ assert unscaled > 0.9
 assert scaled < 0.3
 
 # %% masks-text [markdown]
-# ## 4. Masks are data
+# ## 2. Masks are data
 #
-# A mask says which keys a query sees. A decoder sees only the past (causal). A window limits the distance. Packed documents do not see each other. A mask is a small description; kernels read it without building the T × S table that is drawn here.
+# A mask says which keys a query sees. A decoder sees only the past (causal). A window limits the distance. Packed documents do not see each other. A mask is a small description; kernels read it without building the $T \times S$ table that is drawn here.
 
 # %% masks
 from transformer.attention.masks import dense_mask
@@ -93,9 +91,9 @@ lower_triangle = np.tril(np.ones((length, length), bool))
 assert (dense_mask(masks["causal (decoder)"], length, length)[0] == lower_triangle).all()
 
 # %% heads-text [markdown]
-# ## 5. Several heads, and heads that share keys
+# ## 3. Several heads, and heads that share keys
 #
-# N heads attend in parallel, each in its own H-wide projection of the tokens; a last projection mixes their outputs. The sizes of the four matrices do not depend on N if N × H = D. With *grouped* queries (Ainslie et al. 2023), K < N heads of keys and values serve N / K query heads each, and the cache of a decoder shrinks by N / K.
+# N heads attend in parallel, each in its own H-wide projection of the tokens; a last projection mixes their outputs. The sizes of the four matrices do not depend on $N$ if $N H = D$. With *grouped* queries (Ainslie et al. 2023), $K < N$ heads of keys and values serve $N / K$ query heads each, and the cache of a decoder shrinks by $N / K$.
 
 # %% heads
 from transformer import AttentionConfig, BlockConfig, LanguageModel, RoPE, TransformerConfig
@@ -118,13 +116,13 @@ for kv_heads in (8, 2, 1):
 assert numbers == 2 * 1024 * 8  # keys and values, one head of width 8
 
 # %% positions-text [markdown]
-# ## 6. Positions
+# ## 4. Positions
 #
 # Attention alone does not know the order of its keys. Four ways to tell it:
 #
-# - **Sinusoids** are added to the embeddings (Vaswani et al. 2017).
-# - **RoPE** rotates queries and keys by an angle proportional to their position (Su et al. 2021), so a score depends only on the distance.
-# - **ALiBi** subtracts a multiple of the distance from the scores (Press et al. 2022).
+# - **Sinusoids** $\sin(t / 10000^{2i/D})$ and $\cos(t / 10000^{2i/D})$ are added to the embeddings (Vaswani et al. 2017).
+# - **RoPE** rotates queries and keys by an angle proportional to their position (Su et al. 2021), so a score depends only on the distance: $(R_t q)^\top (R_s k) = q^\top R_{s-t} k$.
+# - **ALiBi** subtracts $m_n \, |t - s|$ from the scores, with a slope $m_n$ for each head (Press et al. 2022).
 # - **Learned** vectors, one for each position.
 
 # %% positions
@@ -154,13 +152,15 @@ spread = [float(np.ptp(np.diagonal(similarity, offset))) for offset in range(10)
 assert max(spread) < 1e-3, spread
 
 # %% block-text [markdown]
-# ## 7. Norm, feed-forward, residual stream
+# ## 5. Norm, feed-forward, residual stream
 #
 # A layer adds two things to the stream of vectors that runs through the model, each computed from a normalized copy of it (*pre-norm*):
 #
 # $$x \leftarrow x + \mathrm{Attention}(\mathrm{norm}(x)), \qquad x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x))$$
 #
-# LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square. SwiGLU multiplies two linear maps, one of them through `silu`.
+# LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm only divides by the root mean square. SwiGLU multiplies two linear maps, one of them through $\mathrm{silu}(z) = z \, \sigma(z)$:
+#
+# $$\mathrm{LayerNorm}(x) = g \odot \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + b, \qquad \mathrm{SwiGLU}(x) = \left(\mathrm{silu}(x W_{\mathrm{gate}}) \odot x W_{\mathrm{up}}\right) W_{\mathrm{down}}$$
 
 # %% block
 from transformer import FeedForwardConfig
@@ -186,7 +186,7 @@ print(f"a token after LayerNorm: mean {normalized.mean():.4f}, variance {normali
 print("the stream of vectors", post.shape, "is the embedding plus what both sublayers added")
 
 # %% model-text [markdown]
-# ## 8. The whole model
+# ## 6. The whole model
 #
 # Tokens → embedding → layers → norm → one score per vocabulary entry (*logits*). The output matrix is the embedding itself if they are tied. Parameters are plain nested dictionaries; the first axis of a layer's arrays counts the layers.
 
@@ -209,7 +209,7 @@ assert same[:7].all()
 assert not same[7:].any()
 
 # %% train-text [markdown]
-# ## 9. Train it to copy
+# ## 7. Train it to copy
 #
 # The model reads random tokens twice and learns to predict the second half. No token can be guessed from the ones just before it: the model has to look up what followed the same token earlier. Heads that do this are called induction heads (Olsson et al. 2022).
 
@@ -261,9 +261,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.3f}")
 assert losses[-1] < losses[0] / 2
 
 # %% look-inside-text [markdown]
-# ## 10. What it learned: attention, heads, layers
+# ## 8. What it learned: attention, heads, layers
 #
-# Left: attention of each head on one example. An induction head has a diagonal line LENGTH / 2 − 1 tokens back. Middle: the loss without each head (*ablation*). Right: the loss if the model stopped after each layer (*logit lens*).
+# Left: attention of each head on one example. An induction head has a diagonal line `LENGTH / 2 - 1` tokens back. Middle: the loss without each head (*ablation*). Right: the loss if the model stopped after each layer (*logit lens*).
 
 # %% look-inside
 from transformer.inspection import logit_lens, zero_heads
@@ -306,7 +306,7 @@ assert ablated.max() > full  # at least one head is needed
 np.testing.assert_allclose(lens[-1], full, atol=1e-4)
 
 # %% decode-text [markdown]
-# ## 11. Decoding with a cache
+# ## 9. Decoding with a cache
 #
 # A decoder generates one token at a time. Keys and values of earlier tokens do not change, so they are kept in a cache and each step computes one token. The result is the same as computing everything again.
 

@@ -1,8 +1,6 @@
 # %% title [markdown]
 # # Translate with an encoder-decoder
 #
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
-#
 # Train the transformer of 2017 to translate numbers from English to German words, and watch its cross-attention swap tens and units. The pairs are made in the notebook; nothing is downloaded. It takes about two minutes on a CPU.
 
 # %% setup [markdown]
@@ -13,7 +11,7 @@ STEPS = 400
 LARGEST = 9999  # numbers from 0 to this
 
 # %% data-text [markdown]
-# ## 3. The data
+# ## 1. The data
 #
 # German says units before tens: *forty-two* is *zwei und vierzig*, "two and forty". The pairs are a plain list of Python tuples. For files of your own, see `docs/tasks.md`.
 
@@ -108,7 +106,7 @@ for source, target in data["train"][:3]:
     print(f"{source:55} {target}")
 
 # %% train-text [markdown]
-# ## 4. Train
+# ## 2. Train
 #
 # The encoder reads the English words in both directions. The decoder writes German words one after another; in each layer it attends to its own words and, by *cross-attention*, to the encoder's.
 
@@ -154,7 +152,7 @@ run = train.fit(experiment, tempfile.mkdtemp() + "/numbers", data=data)
 run.plot()
 
 # %% translate-text [markdown]
-# ## 5. Translate numbers it has never seen
+# ## 3. Translate numbers it has never seen
 
 # %% translate
 some = held_out[:200]
@@ -166,7 +164,7 @@ print(f"{correct} of {len(some)} are right, word by word")
 assert correct > 0.9 * len(some)
 
 # %% attention-text [markdown]
-# ## 6. Where the decoder looks
+# ## 4. Where the decoder looks
 #
 # Cross-attention of every layer, the mean of its heads: each row is the German word that the model has just read, before it writes the next one; each column is an English word. After *hundert* it looks at *two*, and after *und* back at *forty*. The second cell shows every head, to click through.
 

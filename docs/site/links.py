@@ -16,6 +16,7 @@ ROOT_PAGES = {
 """Pages of the repository's root, and where the site has them."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https:[^)\s]*\)\]\(")
 _FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +39,7 @@ def rewrite(text: str, source: str) -> tuple[str, set[str]]:
     """Return a page with its links made right for the site, and the files that they lead to.
 
     Links inside fenced code are left alone, and so are links to what does not exist: the strict
-    build names those.
+    build names those. A badge, whose picture would be fetched, becomes a plain link.
 
     Args:
       text: Markdown of the page.
@@ -60,6 +61,7 @@ def rewrite(text: str, source: str) -> tuple[str, set[str]]:
             label = _title(target)
         return f"[{label}]({posixpath.relpath(site_path(target), here)}{hash_sign}{anchor})"
 
+    text = _BADGE.sub(r"[\1](", text)
     parts, last = [], 0
     for fence in _FENCE.finditer(text):
         parts += [_LINK.sub(replace, text[last : fence.start()]), fence[0]]

@@ -1,8 +1,8 @@
 """Pages that show a file, a folder or a notebook of the repository that other pages link to."""
 
+import json
 import posixpath
-
-import jupytext
+from typing import Any
 
 from docs.site.links import ROOT
 
@@ -22,16 +22,29 @@ def source_page(path: str) -> str:
 
 
 def notebook_page(path: str) -> str:
-    """Return a notebook as a page: its prose and its code, without outputs."""
-    stem = posixpath.basename(path).removesuffix(".ipynb")
-    source = ROOT / "colab" / "sources" / f"{stem}.py"
+    """Return a notebook as a page: its prose, its code and its outputs, without its installation.
+
+    The page has the pictures in itself, so that no files go with it.
+    """
+    name = posixpath.basename(path)
+    setup = (ROOT / "colab" / "sources" / "_setup.py").read_text("utf-8")
     parts = []
-    for cell in jupytext.read(source, fmt="py:percent").cells:
-        if cell.metadata.get("title") == "setup":
-            parts.append(f"The notebook `colab/{stem}.ipynb` installs the project here.")
-        elif cell.cell_type == "markdown":
-            lines = [line for line in cell.source.splitlines() if "colab-badge" not in line]
-            parts.append("\n".join(lines))
+    for cell in json.loads((ROOT / path).read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if f"# %% {cell['id']}\n" in setup or f"# %% {cell['id']} [markdown]\n" in setup:
+            if cell["id"] == "install":
+                parts.append(f"The notebook, `{name}`, installs the project here.")
+        elif cell["cell_type"] == "markdown":
+            parts.append(source)
         else:
-            parts.append(f"```python\n{cell.source}\n```")
+            parts.append(f"```python\n{source}\n```")
+            parts += [_output(output) for output in cell["outputs"]]
     return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    if output["output_type"] == "stream":
+        text = "".join(output["text"]).rstrip()
+        return f"````{{code-block}} text\n:class: output\n\n{text}\n````"
+    picture = "".join(output["data"]["image/png"]).strip()
+    return f"![Output](data:image/png;base64,{picture})"

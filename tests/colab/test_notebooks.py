@@ -1,4 +1,4 @@
-"""Every notebook is committed clean: as built from its source, without outputs or local paths."""
+"""Every notebook is as built from its source, with outputs that name no folder of a machine."""
 
 import pathlib
 import re
@@ -6,8 +6,9 @@ import re
 import nbformat
 import pytest
 
+import docs.site.repository
 from bench.drills.notebooks import count_pictures, execute, warnings
-from tests.colab.build import build, notebook_path, sources
+from tests.colab.build import LIST, build, listed, notebook_path, sources, without_outputs
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
@@ -23,11 +24,46 @@ def path(request: pytest.FixtureRequest) -> pathlib.Path:
 
 
 def test_notebooks_match_their_sources() -> None:
-    """So they have neither outputs nor an editor's metadata."""
+    """In all but outputs, so that none has an editor's metadata."""
     assert [notebook_path(source) for source in sources()] == NOTEBOOKS
     for source in sources():
-        text = notebook_path(source).read_text(encoding="utf-8")
-        assert text == build(source), "run python -m tests.colab.build --write"
+        written = without_outputs(notebook_path(source))
+        assert written == build(source), "run python -m tests.colab.build --write"
+
+
+def test_outputs_are_text_and_small_pictures(path: pathlib.Path) -> None:
+    assert path.stat().st_size < 300_000
+    shown = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            shown += 1
+            if output.output_type == "stream":
+                assert output.name == "stdout"
+                assert not PERSONAL_FOLDERS.search(output.text)
+                assert "\x1b" not in output.text
+            else:
+                assert list(output.data) == ["image/png"]
+    assert shown, f"run python -m tests.colab.build --run {path.stem}"
+
+
+def test_badge_and_git_address_come_from_one_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project.urls]\nRepository = "https://github.com/me/mine.git/"\n')
+    monkeypatch.setattr(docs.site.repository, "PYPROJECT", project)
+    title, *_, install = build(sources()[0]).cells[:4]
+    badge = (
+        "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+        "(https://colab.research.google.com/github/me/mine/blob/main/colab/classify_and_tag.ipynb)"
+    )
+    assert title.source.splitlines()[2] == badge
+    assert 'REPOSITORY = "git+https://github.com/me/mine"' in install.source
+    page = LIST.read_text("utf-8")
+    assert f"(../colab/classify_and_tag.ipynb) {badge} |" in listed(page)
+    project.write_text("[project]\n")
+    assert listed(listed(page)) == listed(page)
+    assert "badge" not in build(sources()[0]).cells[0].source
 
 
 def test_first_cells_install_without_changing_jax(path: pathlib.Path) -> None:

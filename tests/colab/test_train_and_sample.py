@@ -72,17 +72,20 @@ def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> path
     return tmp_path / "working"
 
 
-def installed(replaced: str = "", by: str = "") -> list[str]:
+def installed(*changes: tuple[str, str]) -> list[str]:
     """Return the words of the `pip` call of the cell `install`."""
-    shell = Shell()
-    names = execute(source("install").replace(replaced, by), get_ipython=lambda: shell)
+    shell, text = Shell(), source("install")
+    for replaced, by in changes:
+        assert replaced in text
+        text = text.replace(replaced, by)
+    names = execute(text, get_ipython=lambda: shell)
     [(magic, line)] = shell.magics
     assert magic == "pip"
     return line.format(**names).split()
 
 
 def test_installation_keeps_the_jax_version(new_machine: pathlib.Path) -> None:
-    words = installed('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"')
+    words = installed(('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"'))
     *words, option, constraints, address = words
     assert words == ["install", "--quiet"]  # and no --upgrade
     assert (option, address) == ("--constraint", ADDRESS)
@@ -97,37 +100,46 @@ def test_missing_address_names_the_setting(new_machine: pathlib.Path) -> None:
         execute(source("install"))
 
 
+def test_installation_from_the_checkout_around_the_notebook(
+    new_machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(NOTEBOOK.parent)
+    assert installed()[-1] == str(ROOT)
+
+
 @pytest.mark.parametrize(
-    "name", ["", "linen-transformer-main.zip", "linen_transformer-0.1.0-py3-none-any.whl"]
+    "name",
+    [
+        "working/linen-transformer-main.zip",
+        "content/linen-transformer.tar.gz",
+        "input/project/linen_transformer-0.1.0-py3-none-any.whl",
+        "input/datasets/you/project/versions/1/files/linen-transformer.zip",
+    ],
 )
-def test_installation_without_an_address(
-    new_machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The source is an uploaded archive or wheel, or the checkout around the notebook."""
-    if name:
-        (new_machine / name).touch()
-    else:
-        monkeypatch.chdir(NOTEBOOK.parent)
-    assert installed()[-1] == str(new_machine / name if name else ROOT)
+def test_uploaded_archive_comes_before_the_address(new_machine: pathlib.Path, name: str) -> None:
+    machine = new_machine.parent
+    (machine / name).parent.mkdir(parents=True, exist_ok=True)
+    (machine / name).touch()
+    address = ('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"')
+    assert installed(address, *hosts_below(machine))[-1] == str(machine / name)
 
 
-@pytest.mark.parametrize("is_wheel", [False, True])
-def test_installation_from_the_input_folder_of_kaggle(
-    new_machine: pathlib.Path, is_wheel: bool
+@pytest.mark.parametrize("folder", ["project", "datasets/you/project/linen-transformer-main"])
+def test_installation_of_an_archive_that_kaggle_has_unpacked(
+    new_machine: pathlib.Path, folder: str
 ) -> None:
-    inputs = new_machine.parent / "input"
-    folder = inputs / "datasets" / "you" / "project" / "linen-transformer-main"
-    folder.mkdir(parents=True)
-    wheel = folder / "linen_transformer-0.1.0-py3-none-any.whl"
-    if is_wheel:
-        wheel.touch()
-    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    found = pathlib.Path(installed("/kaggle/input", str(inputs))[-1])
-    if is_wheel:
-        assert found == wheel
-    else:  # a copy, since the input folder is read-only
-        assert (found.name, (found / "pyproject.toml").is_file()) == ("project", True)
-        assert "input" not in found.parts
+    """It is a copy, since the input folder is read-only."""
+    project = new_machine.parent / "input" / folder
+    project.mkdir(parents=True)
+    (project / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    found = pathlib.Path(installed(*hosts_below(new_machine.parent))[-1])
+    assert (found.name, (found / "pyproject.toml").is_file()) == ("project", True)
+    assert "input" not in found.parts
+
+
+def hosts_below(machine: pathlib.Path) -> list[tuple[str, str]]:
+    """Return the changes that put the folders of Colab and Kaggle below another."""
+    return [('"/content"', f'"{machine}/content"'), ('"/kaggle/input"', f'"{machine}/input"')]
 
 
 def test_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:

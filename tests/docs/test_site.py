@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("jupytext") is None:
+if importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("ziamath") is None:
     pytest.skip("the site's generator is not installed; install .[docs]", allow_module_level=True)
 
 from docs.site.api_pages import undocumented_names
@@ -73,5 +73,8 @@ def test_site_builds_without_warnings_or_network_resources(
         links = _Links()
         links.feed(page.read_text("utf-8"))
         assert [each for each in links.loaded if each.startswith(("http", "//"))] == []
+    notebook = (site / "notebooks" / "transformer_inside.html").read_text("utf-8")
+    assert 'class="formula" role="img"><svg' in notebook
+    assert 'src="data:image/png;base64,' in notebook  # what its cells draw
     written = {str(page.relative_to(site).with_suffix("")) for page in pages}
     assert {page_of(each) for group in SECTIONS.values() for each in group} <= written

@@ -288,6 +288,8 @@ def print_race(
         title=f"{title}, {rounds} rounds",
         caption="\n".join(_versions_and_facts(row.record) for row in rows),
     )
+    for column in table.columns[1:]:
+        column.justify = "right"
     for row in rows:
         first, third = row.ratio_quartiles
         loss = row.record.losses[-1]

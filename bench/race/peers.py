@@ -295,6 +295,7 @@ def attention(settings: Settings) -> Work:
     mask, token = None, torch.arange(length, device=device)
     if settings["padding"]:
         filled = torch.linspace(length // 2, length, batch, device=device)
+        # Padded queries see the filled keys, and none in ours: the gradients' mean differs.
         mask = (token < filled[:, None])[:, None, None, :]
     elif settings["window"] or settings["segments"]:
         distance = token[:, None] - token[None, :]

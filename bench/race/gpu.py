@@ -173,10 +173,6 @@ class ProgramOptions:
     vocabulary: int = 50_257
     cache: int = 256
     """Tokens of the cache."""
-    stacked: bool = True
-    """Compile for the stacked weights too; without, for copies of each layer alone."""
-    show: bool = False
-    """Print every kernel of one layer."""
 
 
 class Kernel(NamedTuple):
@@ -364,7 +360,7 @@ def gpu_program(argv: list[str]) -> None:
     weights = 2 * (options.layers * layer + options.vocabulary * options.width)
     for batch in options.batch:
         cached = 2 * 2 * batch * options.layers * options.cache * options.width
-        for stacked in (True, False) if options.stacked else (False,):
+        for stacked in (True, False):
             kernels = kernels_of_loop(decoding_program(options, batch, stacked=stacked))
             total = sum(kernel.num_bytes for kernel in kernels)
             by_kind: Counter[str] = Counter()
@@ -379,8 +375,4 @@ def gpu_program(argv: list[str]) -> None:
                 f"{total / (weights + cached):.2f}",
                 largest,
             )
-            if options.show:
-                first = len(kernels) // 2
-                for kernel in kernels[first : first + len(kernels) // options.layers + 1]:
-                    console.print(kernel.kind, f"{kernel.num_bytes / 1e6:.3f} MB", markup=False)
     console.print(grid)

@@ -282,7 +282,12 @@ def _prepared_nanogpt(options: RunOptions, folder: Path) -> Path:
     ignored = shutil.ignore_patterns(".git", "out-*", "*.bin", "*.pkl")
     shutil.copytree(options.nanogpt, checkout, ignore=ignored)
     shutil.copyfile(options.data, checkout / data / "input.txt")
-    _timed((interpreter(options.torch_python), str(data / "prepare.py")), checkout)
+    # It imports requests to download the text, which is there already.
+    prepare = (
+        "import runpy, sys, types; sys.modules['requests'] = types.ModuleType('requests'); "
+        f"runpy.run_path('{data}/prepare.py')"
+    )
+    _timed((interpreter(options.torch_python), "-c", prepare), checkout)
     return checkout
 
 

@@ -313,7 +313,7 @@ def read_weights(settings: dict[str, Any]) -> Work:
     jax.devices()
     before, facts = resident_bytes(), dict[str, int]()
 
-    def shardings(model: LanguageModel) -> Any:
+    def shardings(model: Any) -> Any:
         mesh = jax.make_mesh((jax.device_count(),), ("model",))
 
         def shard(axes: Any) -> jax.NamedSharding:

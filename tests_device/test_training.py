@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from bench.jax_versions import CPU_TRAINS_IN_BFLOAT16
 from tests_device.support import Meter, batch, engine_on, float32_tolerance, kernel_experiment
 from train.engines.engine import Engine
 from train.experiment import Experiment
@@ -26,7 +25,8 @@ FALL = 0.3
 
 def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:
     """The loss on a repeated batch falls."""
-    if one_device.platform == "cpu" and not CPU_TRAINS_IN_BFLOAT16:
+    # "DotThunk::Execute: BF16 x BF16 = F32": some products of a whole training step.
+    if one_device.platform == "cpu" and jax.__version_info__ < (0, 10):
         pytest.skip("this jaxlib cannot train in bfloat16 on a CPU")
     engine = engine_on(kernel_experiment(folder, precision="bfloat16"), one_device)
     state, rows = engine.init(), engine.put_batch(batch())

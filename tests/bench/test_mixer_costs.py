@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bench.mixer_costs import KINDS, traced_operations
+from bench.race.mixer_costs import KINDS, traced_operations
 
 
 @pytest.mark.parametrize("name", KINDS)

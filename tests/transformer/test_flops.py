@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.jax_versions import jaxprs_in_params
+from bench.race.mixer_costs import jaxprs_in_params
 from transformer import (
     AttentionConfig,
     BlockConfig,

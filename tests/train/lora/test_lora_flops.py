@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.mixer_costs import products
+from bench.race.mixer_costs import products
 from tests.train.lora.test_lora_engines import make_experiment
 from tests.train.support import LENGTH
 from train.assembly import make_engine

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.mixer_costs import products
+from bench.race.mixer_costs import products
 from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from transformer.flops import count_token_flops

@@ -1,24 +1,10 @@
-"""Costs of precision policies: memory, step time, held-out loss, underflow.
-
-    python -m bench.precision [--steps 300] [--rounds 7]
-
-Three tables about the quickstart's model, on the local device:
-
-1. Memory and time of a training step under each policy. Memory is from the compiler; the policies
-   take turns on the device, and the time is the median over the rounds.
-2. Gradients of the trained float32 model computed in float16: the fraction of their elements that
-   float16 rounds to zero, and whether any overflows, at several loss scales.
-3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
-
-The last table lists the peak rates that vendors state for each dtype and that `python -m train
-plan` uses: they are not measured here.
-"""
+"""Costs of precision policies: memory, step time, held-out loss, underflow."""
 
 import dataclasses
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any, Literal
 
 import jax
@@ -27,40 +13,20 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from bench.race.harness import print_machine, take_turns
 from bench.claims.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
-from bench.machine import machine
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.corpus import TextCorpus
 from train.data.token_file import HostBatch
-from train.estimate.chips import CHIPS
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
 from train.state import LossScaleConfig
-from transformer.precision import POLICIES, DType, Precision
+from transformer.precision import POLICIES, Precision
 
 MIB = 2**20
-Part = Literal["cost", "loss", "peaks"]
+Part = Literal["cost", "loss"]
 UNSCALED = LossScaleConfig(init_scale=1.0, max_scale=1.0)
 SCALES = (1.0, 2.0**5, 2.0**10, 2.0**15, 2.0**20, 2.0**24)
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A training step under one policy."""
-
-    weights: int
-    """Bytes of the parameters."""
-    optimizer: int
-    """Bytes of the optimizer's state."""
-    temporaries: int
-    """Bytes that the compiled step takes beside its arguments and results."""
-    seconds: list[float]
-    """Seconds per step, one value per round."""
-
-    @property
-    def median(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.seconds)
 
 
 def in_precision(experiment: Experiment, name: str) -> Experiment:
@@ -84,10 +50,22 @@ def tree_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> dict[str, Measured]:
-    """Return memory and times of each policy's step; policies take turns of `turn` steps."""
-    sides: dict[str, tuple[Any, Any, Any]] = {}
-    results = {}
+def cost_table(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> Table:
+    """Return the table of memory and time; policies take turns of `turn` steps."""
+    sizes: dict[str, list[str]] = {}
+    sides: dict[str, Callable[[], float]] = {}
+
+    def side(step: Any, state: Any, rows: Any) -> Callable[[], float]:
+        def seconds() -> float:
+            nonlocal state
+            start = time.perf_counter()
+            for _ in range(turn):
+                state, _ = step(state, rows, None)
+            jax.block_until_ready(state.params)
+            return (time.perf_counter() - start) / turn
+
+        return seconds
+
     for name in POLICIES:
         experiment = resolved(in_precision(base, name), corpus)
         engine = make_engine(experiment, local_hardware())
@@ -95,19 +73,19 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
         rows = engine.put_batch(first_rows(experiment, corpus))
         step = engine.lower_step(state, rows).compile()
         memory: Any = step.memory_analysis()
-        sizes = tree_bytes(state.params), tree_bytes(state.optimizer)
-        results[name] = Measured(*sizes, int(memory.temp_size_in_bytes), [])
-        sides[name] = step, state, rows
-    for number in range(rounds + 1):  # the first round warms up
-        for name, (step, state, rows) in sides.items():
-            start = time.perf_counter()
-            for _ in range(turn):
-                state, _ = step(state, rows, None)
-            jax.block_until_ready(state.params)
-            if number:
-                results[name].seconds.append((time.perf_counter() - start) / turn)
-            sides[name] = step, state, rows
-    return results
+        in_bytes = tree_bytes(state.params), tree_bytes(state.optimizer), memory.temp_size_in_bytes
+        sizes[name] = [f"{size / MIB:.1f} MiB" for size in in_bytes]
+        sides[name] = side(step, state, rows)
+    # The first round warms up.
+    times = {name: each[1:] for name, each in take_turns(sides, rounds + 1).items()}
+    # Temporaries are what the compiled step takes beside its arguments and results.
+    heads = ("precision", "weights", "optimizer", "temporaries", "step", "times")
+    table = Table(*heads, title="a training step")
+    for name, each in times.items():
+        middle, low, high = (1000 * seconds for seconds in (median(each), min(each), max(each)))
+        ratio = f"{median(each) / median(times['float32']):.2f}"
+        table.add_row(name, *sizes[name], f"{middle:.0f} ms ({low:.0f} to {high:.0f})", ratio)
+    return table
 
 
 def underflow(
@@ -145,33 +123,6 @@ def _gradients(
         yield [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
 
 
-def cost_table(results: dict[str, Measured], steps: str) -> Table:
-    """Return the table of memory and time."""
-    table = Table("precision", "weights", "optimizer", "temporaries", "step", "times", title=steps)
-    reference = results["float32"].median
-    for name, each in results.items():
-        sizes = (each.weights, each.optimizer, each.temporaries)
-        table.add_row(
-            name,
-            *(f"{size / MIB:.1f} MiB" for size in sizes),
-            f"{1000 * each.median:.0f} ms ({1000 * min(each.seconds):.0f} to "
-            f"{1000 * max(each.seconds):.0f})",
-            f"{each.median / reference:.2f}",
-        )
-    return table
-
-
-def peaks() -> Table:
-    """Return the table of vendors' peak rates that plans use."""
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-    table = Table("chip", *dtypes, title="peak TFLOP/s of products, as makers state them")
-    for chip in CHIPS.values():
-        table.add_row(
-            chip.name, *(f"{chip.peak_flops_per_second(dtype) / 1e12:,.0f}" for dtype in dtypes)
-        )
-    return table
-
-
 def loss_table(base: Experiment, reference: Trained) -> Table:
     """Train under every policy but float32, which `reference` was; return held-out losses."""
     table = Table("precision", "held-out loss", title=f"after {base.steps} steps")
@@ -196,34 +147,38 @@ def underflow_table(base: Experiment, params: Any, corpus: TextCorpus) -> Table:
     return table
 
 
-def main(
+def precision(argv: list[str]) -> None:
+    """Print the tables."""
+    tyro.cli(_print_tables, args=argv)
+
+
+def _print_tables(
     steps: int = 300,
     rounds: int = 7,
     turn: int = 5,
-    tables: tuple[Part, ...] = ("cost", "loss", "peaks"),
+    tables: tuple[Part, ...] = ("cost", "loss"),
 ) -> None:
-    """Print the tables.
+    """Compare precision policies with the quickstart's model, on the local device.
+
+    1. Memory and time of a training step under each policy. Memory is from the compiler; the
+       policies take turns on the device, and the time is the median over the rounds.
+    2. Gradients of the trained float32 model computed in float16: the fraction of their elements
+       that float16 rounds to zero, and whether any overflows, at several loss scales.
+    3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
 
     Args:
       steps: Steps of each training.
       rounds: Turns per policy when steps are timed.
       turn: Steps in a turn.
-      tables: `cost` is memory and time, `loss` trainings and underflow, `peaks` vendors' figures.
+      tables: `cost` is memory and time, `loss` trainings and underflow.
     """
     console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print_machine(console)
     base = small(steps)
     corpus: Any = make_task(base).prepare_corpus()
     if "cost" in tables:
-        results = measure(base, corpus, rounds=rounds, turn=turn)
-        console.print(cost_table(results, "a training step"))
+        console.print(cost_table(base, corpus, rounds=rounds, turn=turn))
     if "loss" in tables:
         reference = trained(in_precision(base, "float32"))
         console.print(underflow_table(base, reference.params, corpus))
         console.print(loss_table(base, reference))
-    if "peaks" in tables:
-        console.print(peaks())
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

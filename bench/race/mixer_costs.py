@@ -1,28 +1,17 @@
-"""Costs of mixers: FLOPs by formula and as traced, sequential steps, path lengths, memory.
-
-    python -m bench.mixer_costs [--width 512 --length 512]
-
-FLOPs are those of matrix products in the traced program, with a multiplication and an addition
-as two; those in a loop count once per iteration (the compiler's own count takes a loop's
-body once). For n tokens, width d, and a convolution of k taps.
-
-The bag is its MLP; its mean needs no product. The block is attention and an MLP.
-The cost O(n d^2) of attention excludes its scores: 4 n^2 d beside 8 n d^2, so they are the larger
-part from n = 2 d on. The last table shows from which length each mixer is cheaper than attention.
-"""
+"""Costs of mixers: FLOPs by formula and as traced, sequential steps, path lengths, memory."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import tyro
+from jax.extend import core
 from rich.console import Console
 from rich.table import Table
 
-from bench.jax_versions import jaxprs_in_params
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -155,8 +144,34 @@ def products(jaxpr: Any) -> int:
     return total
 
 
-def main(width: int = 512, length: int = 512) -> None:
+def jaxprs_in_params(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
+    """Yield the programs within an equation's parameters, such as the body of a scan.
+
+    `jax.extend.core` has a function of this name in jax 0.10, and not in 0.7.
+    """
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, core.ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, core.Jaxpr):
+                yield each
+
+
+def mixer_costs(argv: list[str]) -> None:
     """Print the costs at one size, and the length up to which attention is cheaper."""
+    tyro.cli(_print_costs, args=argv)
+
+
+def _print_costs(width: int = 512, length: int = 512) -> None:
+    """Count the FLOPs of mixers, by formula and in the traced program.
+
+    FLOPs are those of matrix products, with a multiplication and an addition as two; those in a
+    loop count once per iteration (the compiler's own count takes a loop's body once). For n tokens,
+    width d, and a convolution of k taps. The bag is its MLP; its mean needs no product. The block
+    is attention and an MLP. The cost O(n d^2) of attention excludes its scores: 4 n^2 d beside
+    8 n d^2, so they are the larger part from n = 2 d on. The last table shows from which length
+    each mixer is cheaper than attention.
+    """
     costs = Table(title=f"{length} tokens of width {width}, {TAPS} taps, {HEADS} heads")
     for column in ("kind", "formula", "GFLOP", "traced", "steps", "path", "memory ~"):
         costs.add_column(column)
@@ -173,7 +188,3 @@ def main(width: int = 512, length: int = 512) -> None:
         shares.add_row(name, *each, since)
     for table in (costs, shares):
         Console().print(table)
-
-
-if __name__ == "__main__":
-    tyro.cli(main)

@@ -1,4 +1,4 @@
-"""`bench.longformer` compares equal results, with equal settings on both sides."""
+"""The four forms of attention within a window that `bench.race.long_attention` times."""
 
 import math
 
@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bench.longformer import inputs
-from bench.window_forms import FORMS
+from bench.race.long_attention import FORMS, inputs
 
 
 @pytest.mark.parametrize("form", FORMS)

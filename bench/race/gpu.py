@@ -1,21 +1,18 @@
-"""A step compiled for a GPU, which need not be here, and read: its kernels and their bytes.
-
-    python -m bench.gpu_program [--target h200:1] [--batch 1 2 8]
-    python -m bench.gpu_program --train gpt2 --batch 32
-
-A kernel reads its operands from memory and writes its results, but of an operand that it slices the
-slice alone. For a token of decoding, the body of one loop, what no program can avoid stands beside
-the sum: every weight and every cached key and value, once. A training step is shown by kind of
-kernel and the part of the model that it belongs to, without the loops over chunks of the loss. XLA
-tunes nothing without the GPU, so the kernels of matrix products may be others there. Needs JAX's
-compiler for the target (`pip install 'jax[cuda13]'`).
-"""
+"""GPUs: all measurements on one in one call, and a step compiled for one and read."""
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
+from bench.race.harness import ROOT
 from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.estimate.batch_shapes import resolve_sizes
@@ -44,12 +42,126 @@ from transformer.generation.generate import continue_rows, start_rows
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.unstacked import unstack_for_decoding
 
+# All measurements on a GPU ------------------------------------------------------------------------
+
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "optax", "orbax-checkpoint", "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuOptions:
+    """Run all measurements on a GPU that results refer to, in ten minutes.
+
+    Parts run one after the other, each a process with a time limit, and write what they print as
+    they go. A part whose packages are missing is skipped with their names.
+    """
+
+    output: Path = Path("gpu-results")
+    """Folder for what each part prints."""
+    parts: str = "eabdf"
+    """Parts in this order: e tests, a decoding, b training step of 124M, d Llama of 1.3B, f plan
+    beside what was measured."""
+    nanogpt: Path | None = None
+    """A checkout of nanoGPT; without it part b has no peer."""
+    tiny: bool = False
+    """Small models, to try every part, on a CPU too."""
+
+
+class Part(NamedTuple):
+    """One process: what it is for, its command and its time limit."""
+
+    letter: str
+    title: str
+    command: tuple[str, ...]
+    seconds: int
+    needs: tuple[str, ...] = ()
+    """Modules without which it is skipped."""
+
+
+def parts_of(options: GpuOptions) -> list[Part]:
+    """Return the processes of all parts."""
+    tests = ("pytest", "-q", "-c", "tests_device/pytest.ini", "--rootdir", ".", "tests_device")
+    decode = ("bench", "decode", "--variants", "--batch", "1", "--precision")
+    step = ("bench", "step", "--precision")
+    products = ("--against", "products")
+    if options.nanogpt:
+        products = ("--against", "nanogpt", "--nanogpt", str(options.nanogpt))
+    torch = ("torch",) if options.nanogpt else ()
+    if options.tiny:
+        decode += ("float32", "--rounds", "1", "--layers", "2", "--width", "64", "--heads", "2")
+        decode += ("--vocabulary", "512")
+        step += ("float32", "--rounds", "1", "--steps", "1", "--warmup", "1", "--shapes")
+        return [
+            Part("e", "tests", (*tests, "--collect-only"), 150, ("pytest",)),
+            Part("a", "decoding", decode, 70),
+            Part("b", "training step", (*step, "small", *products), 80, torch),
+            Part("d", "Llama", (*step, "llama-tiny", "--against", "hf"), 110, ("transformers",)),
+            Part("f", "plan", ("bench.drills.plan_time", "--steps", "2"), 50),
+        ]
+    decode += ("bfloat16", "--rounds")
+    large = ("2", "--layers", "48", "--width", "1600", "--heads", "25")
+    step += ("bfloat16", "--rounds", "3", "--steps", "10", "--warmup", "5", "--compile", "--shapes")
+    plan = ("bench.drills.plan_time", "--cases", "gpt2", "transformer_base", "bert_base")
+    return [
+        Part("e", "tests", tests, 150, ("pytest",)),
+        Part("a", "decoding, 124M", (*decode, "3"), 70),
+        Part("a", "decoding, 1.5B", (*decode, *large), 80),
+        Part("b", "training step, 124M", (*step, "gpt2-1k", *products), 80, torch),
+        Part("d", "Llama, 1.3B", (*step, "llama-1b", "--against", "hf"), 110, ("transformers",)),
+        Part("f", "plan", plan, 50),
+    ]
+
+
+def on_a_gpu(argv: list[str]) -> int:
+    """Run the parts; return the number of those that failed."""
+    options, failed = tyro.cli(GpuOptions, args=argv), 0
+    options.output.mkdir(parents=True, exist_ok=True)
+    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    print(", ".join(f"{name} {installed.get(name, 'missing')}" for name in PACKAGES), flush=True)
+    chosen = (p for letter in options.parts for p in parts_of(options) if p.letter == letter)
+    for number, part in enumerate(chosen):
+        print(f"== {part.letter} {part.title}", flush=True)
+        missing = [name for name in part.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            print(f"-- not run, without {', '.join(missing)}", flush=True)
+            continue
+        start, path = time.monotonic(), options.output / f"{part.letter}{number}.txt"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                (sys.executable, "-m", *part.command),
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(part.seconds * (10 if options.tiny else 1))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # its contenders too
+                code = -1
+        failed += code != 0
+        print("\n".join(path.read_text().splitlines()[-25:]))
+        ended = {0: "done", -1: "out of time"}.get(code, f"failed with {code}")
+        print(f"-- {ended} after {time.monotonic() - start:.0f} s, {path}", flush=True)
+    return failed
+
+
+# A step compiled for a GPU ------------------------------------------------------------------------
+
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Compile a decoding step of GPT-2 in bfloat16, or a training step, and read it."""
+class ProgramOptions:
+    """Compile a decoding step of GPT-2 in bfloat16, or a training step, for a GPU, and read it.
+
+    The GPU need not be here. A kernel reads its operands from memory and writes its results, but of
+    an operand that it slices the slice alone. For a token of decoding, the body of one loop, what
+    no program can avoid stands beside the sum: every weight and every cached key and value, once. A
+    training step is shown by kind of kernel and the part of the model that it belongs to, without
+    the loops over chunks of the loss. XLA tunes nothing without the GPU, so the kernels of matrix
+    products may be others there. Needs JAX's compiler for the target
+    (`pip install 'jax[cuda13]'`).
+    """
 
     target: str = "h200:1"
     train: str = ""
@@ -61,10 +173,6 @@ class Options:
     vocabulary: int = 50_257
     cache: int = 256
     """Tokens of the cache."""
-    stacked: bool = True
-    """Compile for the stacked weights too; without, for copies of each layer alone."""
-    show: bool = False
-    """Print every kernel of one layer."""
 
 
 class Kernel(NamedTuple):
@@ -75,7 +183,7 @@ class Kernel(NamedTuple):
     text: str
 
 
-def decoding_program(options: Options, batch: int, *, stacked: bool) -> str:
+def decoding_program(options: ProgramOptions, batch: int, *, stacked: bool) -> str:
     """Return the compiled HLO of the loop over tokens."""
     target = parse_target(options.target)
     mesh = Mesh(np.array(target_devices(target)[:1]), ("device",))
@@ -142,7 +250,7 @@ def size_of(shape: str) -> int:
     )
 
 
-def training_program(options: Options, batch: int) -> str:
+def training_program(options: ProgramOptions, batch: int) -> str:
     """Return the compiled HLO of a training step, with all rows in one microbatch."""
     target = parse_target(options.target)
     experiment = resolve_precision(find_experiment(options.train), target.hardware)
@@ -216,7 +324,7 @@ def _fusion_bytes(lines: Sequence[str], operands: list[int], written: int) -> tu
     return operands, max(written, 0)
 
 
-def show_training(options: Options, console: Console) -> None:
+def show_training(options: ProgramOptions, console: Console) -> None:
     """Print the kernels of a training step for each batch size."""
     for batch in options.batch:
         kernels = kernels_of_entry(training_program(options, batch))
@@ -239,9 +347,9 @@ def show_training(options: Options, console: Console) -> None:
         console.print(grid)
 
 
-def main(options: Options) -> None:
+def gpu_program(argv: list[str]) -> None:
     """Print the number of kernels and their bytes for each batch size."""
-    console = Console()
+    options, console = tyro.cli(ProgramOptions, args=argv), Console()
     if options.train:
         show_training(options, console)
         return
@@ -252,7 +360,7 @@ def main(options: Options) -> None:
     weights = 2 * (options.layers * layer + options.vocabulary * options.width)
     for batch in options.batch:
         cached = 2 * 2 * batch * options.layers * options.cache * options.width
-        for stacked in (True, False) if options.stacked else (False,):
+        for stacked in (True, False):
             kernels = kernels_of_loop(decoding_program(options, batch, stacked=stacked))
             total = sum(kernel.num_bytes for kernel in kernels)
             by_kind: Counter[str] = Counter()
@@ -267,12 +375,4 @@ def main(options: Options) -> None:
                 f"{total / (weights + cached):.2f}",
                 largest,
             )
-            if options.show:
-                first = len(kernels) // 2
-                for kernel in kernels[first : first + len(kernels) // options.layers + 1]:
-                    console.print(kernel.kind, f"{kernel.num_bytes / 1e6:.3f} MB", markup=False)
     console.print(grid)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Options))

@@ -1,1 +1,0 @@
-"""Contenders: each runs in its own process and, if necessary, its own environment."""

@@ -1,0 +1,60 @@
+"""Run tests, and print where their time goes: by file, by test and by compiled program."""
+
+import collections
+import time
+from collections.abc import Iterator
+
+import pytest
+
+COMPILE = "/jax/core/compile/backend_compile_duration"
+
+
+class Recorder:
+    """pytest plugin that adds up the seconds of files, tests and compiled programs.
+
+    Attributes:
+      tables: Of each name in a table: seconds, seconds of XLA's compiler, programs compiled.
+    """
+
+    def __init__(self) -> None:
+        names = ("file", "test", "program")
+        self.tables = {each: collections.defaultdict(lambda: [0.0, 0.0, 0]) for each in names}
+        self._programs: list[tuple[str, float]] = []
+        self._listening = False
+
+    def _record(self, event: str, duration_secs: float, **details: str | int) -> None:
+        if event == COMPILE:
+            self._programs.append((str(details.get("fun_name", "")), duration_secs))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
+        if not self._listening:  # not before conftest has set the environment that JAX reads
+            import jax
+
+            jax.monitoring.register_event_duration_secs_listener(self._record)
+            self._listening = True
+        self._programs.clear()
+        start = time.perf_counter()
+        result = yield
+        seconds = time.perf_counter() - start
+        compiling = sum(each for _, each in self._programs)
+        for table, name in (("file", item.nodeid.split("::")[0]), ("test", item.nodeid)):
+            self._add(table, name, seconds, compiling, len(self._programs))
+        for name, each in self._programs:
+            self._add("program", name, each, each, 1)
+        return result
+
+    def _add(self, table: str, name: str, seconds: float, compiling: float, programs: int) -> None:
+        row = self.tables[table][name]
+        row[0], row[1], row[2] = row[0] + seconds, row[1] + compiling, row[2] + programs
+
+
+def slow_tests(argv: list[str]) -> int:
+    """Run pytest with its own arguments in one process, and print where the time goes."""
+    recorder = Recorder()
+    status = pytest.main(["-n0", *argv], plugins=[recorder])
+    for title, rows in recorder.tables.items():
+        print(f"\n   seconds   compiler   programs  by {title}")
+        for name, row in sorted(rows.items(), key=lambda item: -item[1][0])[:40]:
+            print("{:10.1f} {:10.1f} {:10}  ".format(*row) + name)
+    return int(status)

@@ -5,10 +5,12 @@ from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench import headline
 from bench.entries import PACKAGES, Entry, entries
+from train.errors import UserError
 
 README = Path(__file__).with_name("README.md")
 INTRODUCTION = """# Benchmarks
@@ -39,10 +41,11 @@ def _print_list() -> None:
     console = Console()
     for package, listed in entries().items():
         shown = Table(title=PACKAGES[package], title_justify="left", box=None, pad_edge=False)
-        for heading in ("name", "question", "minutes", "needs"):
-            shown.add_column(heading, justify="right" if heading == "minutes" else "left")
+        shown.add_column("name", no_wrap=True)
+        shown.add_column("question")
+        shown.add_column("minutes", justify="right")
         for each in listed:
-            shown.add_row(each.name, each.question, _minutes(each), each.needs)
+            shown.add_row(each.name, escape(each.question), _minutes(each))
         console.print(shown, "")
 
 
@@ -64,7 +67,11 @@ def main(arguments: list[str]) -> int | None:
         return 2
     module, function = found[0].run.split(":")
     sys.argv = [f"python -m bench {name}", *others]
-    status: int | None = getattr(import_module(f"bench.{module}"), function)(others)
+    try:
+        status: int | None = getattr(import_module(f"bench.{module}"), function)(others)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return status
 
 

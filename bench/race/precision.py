@@ -13,8 +13,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.race.harness import print_machine, take_turns
 from bench.claims.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
+from bench.race.harness import print_machine, take_turns
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.corpus import TextCorpus
 from train.data.token_file import HostBatch

@@ -29,4 +29,10 @@ def test_every_benchmark_can_be_started() -> None:
     for listed in entries().values():
         for each in listed:
             module, function = each.run.split(":")
-            assert callable(getattr(import_module(f"bench.{module}"), function)), each.name
+            try:
+                loaded = import_module(f"bench.{module}")
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith(("bench", "train.", "transformer.")):
+                    raise
+                continue  # another library, which `needs` names
+            assert callable(getattr(loaded, function)), each.name

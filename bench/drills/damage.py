@@ -9,13 +9,13 @@ the end and must reach the final weights of the run.
 """
 
 import os
-import pathlib
 import random
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,16 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 import train
+from bench.drills.faults import tiny
 from train.assembly import make_engine
 from train.checkpoint.manager import CheckpointManager
-from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.experiment import CheckpointConfig
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
-from transformer import TransformerConfig
 
 OLDER, NEWER = 4, 8
+
+WITHOUT_DATA = ("_CHECKPOINT_METADATA", "commit_success.txt", "manifest/commit_success.txt")
+"""Files that Orbax writes after the manifest, and that no restore reads."""
 
 Damage = Callable[[bytes, random.Random], bytes | None]
 """(file bytes, random generator) -> other bytes, or None to delete the file."""
@@ -59,104 +61,36 @@ KINDS: dict[str, Damage] = {
 }
 
 
-WITHOUT_DATA = ("_CHECKPOINT_METADATA", "commit_success.txt", "manifest/commit_success.txt")
-"""Files that Orbax writes after the manifest, and that no restore reads."""
-
-
-def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files of a checkpoint by relative name, without those that hold no data."""
-    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(file for file in files if file.as_posix() not in WITHOUT_DATA)
-
-
-def apply(kind: str, file: pathlib.Path, drawn: random.Random) -> None:
-    """Damage a file without changing files hard-linked to it."""
+def apply(kind: str, file: Path, drawn: random.Random) -> None:
+    """Damage a file."""
     data = KINDS[kind](file.read_bytes(), drawn)
-    file.unlink()
-    if data is not None:
+    if data is None:
+        file.unlink()
+    else:
         file.write_bytes(data)
 
 
-def cases(folder: pathlib.Path, count: int) -> Iterator[tuple[str, pathlib.Path]]:
+def cases(folder: Path, count: int) -> Iterator[tuple[str, Path]]:
     """Yield every kind of damage for every file, cyclically; empty files can only be deleted."""
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     done = 0
     while done < count:
-        for file in files_of(folder):
-            for kind in KINDS if (folder / file).stat().st_size else ("deleted",):
-                yield kind, file
-                done += 1
+        for file in files:
+            if file.as_posix() not in WITHOUT_DATA:
+                for kind in KINDS if (folder / file).stat().st_size else ("deleted",):
+                    yield kind, file
+                    done += 1
 
 
-def experiment(folder: pathlib.Path) -> Experiment:
-    """Return a small experiment that takes a second."""
-    return Experiment(
-        name="damage",
-        model=TransformerConfig(d_model=16, num_layers=1, embedding_dropout=0.1),
-        data=TextDataConfig(
-            path="python:library",
-            max_bytes=100_000,
-            sequence_length=16,
-            tokenizer=TokenizerConfig("byte"),
-            cache_dir=str(folder / "cache"),
-        ),
-        steps=NEWER,
-        batch_size=8,
-        evaluation=EvaluationConfig(every=0, num_batches=1),
-        checkpoint=CheckpointConfig(every=OLDER, keep_last=2),
-    )
-
-
-def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
-    """Copy a run's folder; checkpoint files are hard-linked because nothing writes into them."""
-
-    def put(source: str, target: str) -> None:
-        if "checkpoints" in pathlib.Path(source).relative_to(run).parts:
-            os.link(source, target)
-        else:
-            shutil.copy(source, target)
-
-    shutil.copytree(run, copy, copy_function=put)
-
-
-def state_of(run: pathlib.Path, step: int, shapes: Any) -> list[bytes]:
+def state_of(run: Path, step: int, shapes: Any) -> list[bytes]:
     """Return everything that a checkpoint holds."""
     with CheckpointManager(run / "checkpoints") as checkpoints:
         state = checkpoints.restore(step, shapes).state
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
 
 
-class Drill:
-    """Run whose copies are damaged."""
-
-    def __init__(self, folder: pathlib.Path):
-        self.run, self.copy = folder / "run", folder / "copy"
-        self.experiment = experiment(folder)
-        train.fit(self.experiment, str(self.run), quiet=True)
-        saved = read_experiment(RunFolder.open_existing(self.run))
-        self.shapes = make_engine(saved, local_hardware()).abstract_state()
-        self.older, self.newer = (state_of(self.run, s, self.shapes) for s in (OLDER, NEWER))
-
-    def case(
-        self, kind: str, file: pathlib.Path, drawn: random.Random, *, resume: bool
-    ) -> list[str]:
-        """Return the outcome of one damage."""
-        copied(self.run, self.copy)
-        apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
-        with CheckpointManager(self.copy / "checkpoints") as checkpoints:
-            detected = checkpoints.find_newest_valid().step == OLDER
-        ok = ["noticed"] if detected else []
-        if detected and state_of(self.copy, OLDER, self.shapes) == self.older:
-            ok.append("recovered")
-        if resume:
-            train.fit(self.experiment, str(self.copy), quiet=True)
-            same = state_of(self.copy, NEWER, self.shapes) == self.newer
-            ok += ["resumed"] if same else []
-        shutil.rmtree(self.copy)
-        return ok
-
-
-def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
-    """Print a table; exit with 1 if a damage was not detected or not recovered.
+def drill(count: int = 500, resumed: int = 8, seed: int = 0) -> int:
+    """Print a table; return 1 if a damage was not detected or not recovered.
 
     Args:
       count: Number of cases, or slightly more.
@@ -167,29 +101,41 @@ def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
     drawn = random.Random(seed)
     tried: Counter[str] = Counter()
     well: Counter[tuple[str, str]] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        drill = Drill(pathlib.Path(folder))
-        planned = list(cases(drill.run / "checkpoints" / str(NEWER), count))
+    with tempfile.TemporaryDirectory() as name:
+        run, copy = Path(name, "run"), Path(name, "copy")
+        checkpoint = CheckpointConfig(every=OLDER, keep_last=2)
+        experiment = tiny(Path(name), steps=NEWER, checkpoint=checkpoint)
+        train.fit(experiment, str(run), quiet=True)
+        saved = read_experiment(RunFolder.open_existing(run))
+        shapes = make_engine(saved, local_hardware()).abstract_state()
+        older, newer = (state_of(run, step, shapes) for step in (OLDER, NEWER))
+        planned = list(cases(run / "checkpoints" / str(NEWER), count))
         chosen = set(drawn.sample(range(len(planned)), resumed))
         for number, (kind, file) in enumerate(planned):
-            resume = number in chosen
-            tried.update([kind, *(["resumed"] if resume else [])])
-            ok = drill.case(kind, file, drawn, resume=resume)
-            well.update((kind, what) for what in ok)
-    sys.exit(show(tried, well))
-
-
-def show(tried: Counter[str], well: Counter[tuple[str, str]]) -> int:
-    """Print the table; return the exit status."""
+            shutil.copytree(run, copy)
+            apply(kind, copy / "checkpoints" / str(NEWER) / file, drawn)
+            tried[kind] += 1
+            with CheckpointManager(copy / "checkpoints") as checkpoints:
+                detected = checkpoints.find_newest_valid().step == OLDER
+            well[kind, "detected"] += detected
+            well[kind, "recovered"] += detected and state_of(copy, OLDER, shapes) == older
+            if number in chosen:
+                train.fit(experiment, str(copy), quiet=True)
+                well[kind, "resumed"] += state_of(copy, NEWER, shapes) == newer
+            shutil.rmtree(copy)
     table = Table("damage", "cases", "noticed", "recovered", "and resumed to the same end")
     for kind in KINDS:
-        results = (str(well[kind, what]) for what in ("noticed", "recovered", "resumed"))
+        results = (str(well[kind, what]) for what in ("detected", "recovered", "resumed"))
         table.add_row(kind, str(tried[kind]), *results)
     Console().print(table)
-    resumed = sum(well[kind, "resumed"] for kind in KINDS)
-    all_ok = all(well[k, "noticed"] == well[k, "recovered"] == tried[k] for k in KINDS)
-    return 0 if all_ok and resumed == tried["resumed"] else 1
+    all_well = all(well[k, "detected"] == well[k, "recovered"] == tried[k] for k in KINDS)
+    return int(not all_well or sum(well[kind, "resumed"] for kind in KINDS) != len(chosen))
+
+
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    sys.exit(main(sys.argv[1:]))

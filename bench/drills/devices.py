@@ -8,27 +8,27 @@ eight devices, over several meshes and by `pmap`, with evaluations, samples, che
 exponential moving average of the weights. At the end it evaluates the whole held-out split: 293
 batches. A second process keeps one core busy. Every run of every kind must end without an
 error and with the same losses.
-
-A run that takes longer than `--limit` seconds counts as hung and is killed.
 """
 
-import contextlib
-import dataclasses
-import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import tyro
 from rich.console import Console
 from rich.table import Table
+
+from bench.drills.faults import Fit
+from train.telemetry.metrics_log import read_metrics
+
+DEVICES = 8
 
 SETTINGS = (
     "--seed=5",
@@ -64,139 +64,98 @@ KINDS = {
 }
 """Settings of each way to use eight devices."""
 
-DEVICES = 8
-
 TOLERANCE = 1e-5
 """Largest difference between two runs' losses, in nats: rounding differs from mesh to mesh."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Outcome of one run."""
 
     end: str  # "well", "aborted", "hung" or another exit status
     seconds: float
-    losses: tuple[float, ...]  # losses of the evaluations; the last is over the whole split
+    losses: list[float]  # losses of the evaluations; the last is over the whole split
     warned: bool  # True if XLA warned of a collective that waited for 20 seconds
     errors: str  # the end of its standard error, if it failed
 
 
-def run_once(kind: str, folder: pathlib.Path, limit: float) -> Outcome:
+def run_once(kind: str, folder: Path, limit: float) -> Outcome:
     """Train once in a new process; return the outcome."""
-    workdir = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    command = [sys.executable, "-m", "train", "fit", "quickstart", f"--workdir={workdir}"]
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
+    workdir = Path(tempfile.mkdtemp(dir=folder))
+    compiled = {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
     }
     began = time.perf_counter()
-    with workdir.with_suffix(".errors").open("w+") as errors:
-        process = subprocess.Popen(
-            [*command, *SETTINGS, *KINDS[kind]],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
-        try:
-            code = process.wait(timeout=limit)
-            end = {0: "well", -signal.SIGABRT: "aborted"}.get(code, f"exit status {code}")
-        except subprocess.TimeoutExpired:
-            end = "hung"
-        finally:
-            process.kill()
-            process.wait()
-        seconds = time.perf_counter() - began
-        errors.seek(0)
-        text = errors.read()
-    tail = "" if end == "well" else text[-600:]
-    losses = evaluations(workdir / "metrics.jsonl")
-    return Outcome(end, seconds, losses, "may be stuck" in text, tail)
-
-
-def evaluations(metrics: pathlib.Path) -> tuple[float, ...]:
-    """Return the losses of a run's evaluations, in order."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    records = [json.loads(line) for line in lines]
-    return tuple(float(r["loss"]) for r in records if r.get("split") == "validation")
-
-
-@contextlib.contextmanager
-def busy_process() -> Iterator[None]:
-    """Run a process that keeps one core busy."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process = Fit(workdir, (*SETTINGS, *KINDS[kind]), devices=DEVICES, environment=compiled)
     try:
-        yield
+        code = process.wait(timeout=limit)
+        end = {0: "well", -signal.SIGABRT: "aborted"}.get(code, f"exit status {code}")
+    except subprocess.TimeoutExpired:
+        end = "hung"
     finally:
         process.kill()
         process.wait()
+    seconds, text = time.perf_counter() - began, process.error_text()
+    metrics = read_metrics(workdir / "metrics.jsonl")
+    losses = [line["loss"] for line in metrics if line["split"] == "validation"]
+    return Outcome(end, seconds, losses, "may be stuck" in text, "" if end == "well" else text)
 
 
-def spread(outcomes: list[Outcome], expected: tuple[float, ...]) -> float:
+def spread(outcomes: list[Outcome], expected: list[float]) -> float:
     """Return the largest difference from the expected losses; infinity if some are missing."""
-    differences = [0.0]
-    for outcome in outcomes:
-        if outcome.end == "well":
-            if len(outcome.losses) != len(expected):
-                return float("inf")
-            pairs = zip(outcome.losses, expected, strict=True)
-            differences += [abs(one - other) for one, other in pairs]
-    return max(differences)
+    losses = [outcome.losses for outcome in outcomes if outcome.end == "well"]
+    if any(len(each) != len(expected) for each in losses):
+        return float("inf")
+    pairs = (pair for each in losses for pair in zip(each, expected, strict=True))
+    return max((abs(one - other) for one, other in pairs), default=0.0)
 
 
-def main(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -> None:
-    """Print a table; exit with 1 if a run failed or its losses differ.
+def drill(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -> int:
+    """Print a table; return 1 if a run failed or its losses differ.
 
     Args:
       runs: Runs per kind.
       only: Run only the kinds whose names contain this.
       cores: Cores shared by the runs and the busy process. Starvation needs fewer cores than
-    devices.
-      limit: Seconds after which a run counts as hung.
+        devices.
+      limit: Seconds after which a run counts as hung and is killed.
     """
-    kinds = [kind for kind in KINDS if only in kind]
-    if not kinds:
-        raise SystemExit(f"--only {only}: is in none of {', '.join(KINDS)}")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-    outcomes: dict[str, list[Outcome]] = {kind: [] for kind in kinds}
-    with tempfile.TemporaryDirectory() as folder, busy_process():
-        for number in range(runs):
-            for kind in kinds:
-                outcome = run_once(kind, pathlib.Path(folder), limit)
-                outcomes[kind].append(outcome)
-                print(
-                    f"{kind} {number + 1}/{runs}: {outcome.end} after {outcome.seconds:.0f} s",
-                    outcome.errors,
-                    file=sys.stderr,
-                    flush=True,
-                )
-    every = [outcome for kind in kinds for outcome in outcomes[kind]]
-    expected = next((outcome.losses for outcome in every if outcome.end == "well"), ())
-    table = Table(
-        "kind",
-        "runs",
-        "ended",
-        "warned",
-        "seconds",
-        "losses differ by",
-        title=f"jax {jax.__version__}, {DEVICES} devices on {cores} cores beside a busy process",
-    )
-    for kind in kinds:
-        ends = Counter(outcome.end for outcome in outcomes[kind])
-        times = [outcome.seconds for outcome in outcomes[kind]]
+    outcomes: dict[str, list[Outcome]] = {kind: [] for kind in KINDS if only in kind}
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(runs):
+                for kind, own in outcomes.items():
+                    own.append(run_once(kind, Path(folder), limit))
+                    end = f"{own[-1].end} after {own[-1].seconds:.0f} s {own[-1].errors[-600:]}"
+                    print(f"{kind} {number + 1}/{runs}: {end}", file=sys.stderr, flush=True)
+    finally:
+        busy.kill()
+    every = [outcome for own in outcomes.values() for outcome in own]
+    expected = next((outcome.losses for outcome in every if outcome.end == "well"), [])
+    title = f"jax {jax.__version__}, {DEVICES} devices on {cores} cores beside a busy process"
+    table = Table("kind", "runs", "ended", "warned", "seconds", "losses differ by", title=title)
+    for kind, own in outcomes.items():
+        ends = Counter(outcome.end for outcome in own)
+        times = [outcome.seconds for outcome in own]
         table.add_row(
             kind,
             str(runs),
             ", ".join(f"{count} {end}" for end, count in ends.most_common()),
-            str(sum(outcome.warned for outcome in outcomes[kind])),
+            str(sum(outcome.warned for outcome in own)),
             f"{min(times):.0f} to {max(times):.0f}",
-            f"{spread(outcomes[kind], expected):.1e}" if expected else "",
+            f"{spread(own, expected):.1e}" if expected else "",
         )
     Console(width=100).print(table)
     good = all(outcome.end == "well" for outcome in every)
-    sys.exit(0 if good and spread(every, expected) <= TOLERANCE else 1)
+    return int(not good or spread(every, expected) > TOLERANCE)
+
+
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    sys.exit(main(sys.argv[1:]))

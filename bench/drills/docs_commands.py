@@ -18,7 +18,6 @@ Prints a table of all blocks; the exit status is the number of blocks that faile
 """
 
 import collections
-import dataclasses
 import json
 import os
 import re
@@ -27,6 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import tyro
 
@@ -66,14 +66,13 @@ for line in sys.stdin:
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A fenced block of a page."""
 
     line: int
     language: str
     code: str
-    directives: tuple[tuple[str, str], ...]
+    directives: list[tuple[str, str]]
     """What the page says about running it: verbs and their texts."""
 
     def texts(self, verb: str) -> list[str]:
@@ -94,16 +93,18 @@ class Block:
             code = code.replace(old, new)
         if self.language == "python":
             return code
-        return with_flags(code, " ".join(self.texts("add")).replace("TINY", TINY))
+        flags = " ".join(self.texts("add")).replace("TINY", TINY)
+        lines = code.replace("\\\n", " ").splitlines()
+        for number, line in enumerate(lines):
+            if flags and re.search(r"\btrain (fit|sweep|scaling) ", line):
+                lines[number] = re.sub(r"( +#.*)?$", f" {flags}", line, count=1)
+        return "\n".join(lines)
 
 
 def pages() -> list[str]:
     """Return the pages with blocks to run, as paths from the root."""
-    paths = [
-        "README.md",
-        *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
-    ]
-    return [page for page in paths if blocks((ROOT / page).read_text("utf-8"))]
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [str(path.relative_to(ROOT)) for path in paths if blocks(path.read_text("utf-8"))]
 
 
 def blocks(text: str) -> list[Block]:
@@ -115,7 +116,7 @@ def blocks(text: str) -> list[Block]:
     result = []
     for match in _BLOCK.finditer(text):
         comments, indent, language, code = match.groups()
-        directives = tuple(_DIRECTIVE.findall(comments))
+        directives = _DIRECTIVE.findall(comments)
         if unknown := {verb for verb, _ in directives} - VERBS:
             raise ValueError(
                 f"run: {', '.join(unknown)}: is not a directive; see the drill's docstring"
@@ -127,16 +128,6 @@ def blocks(text: str) -> list[Block]:
     return result
 
 
-def with_flags(code: str, flags: str) -> str:
-    """Return shell commands whose `fit`, `sweep` and `scaling` have these flags too."""
-    lines = code.replace("\\\n", " ").splitlines()
-    trains = re.compile(r"\btrain (fit|sweep|scaling) ")
-    return "\n".join(
-        re.sub(r"( +#.*)?$", f" {flags}", line, count=1) if flags and trains.search(line) else line
-        for line in lines
-    )
-
-
 class Reader:
     """A reader of one page: a folder, a shell and an interpreter."""
 
@@ -144,18 +135,26 @@ class Reader:
         self._folder = folder
         for name in ("examples", "cloud"):
             (folder / name).symlink_to(ROOT / name)
-        programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = {
             **os.environ,
-            "PATH": os.pathsep.join(programs),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "MPLBACKEND": "agg",
             "JAX_PLATFORMS": "cpu",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMER_CACHE": str(cache),
         }
-        self._python: subprocess.Popen[str] | None = None
         self._log = folder.parent / f"{folder.name}.log"
+        with self._log.open("w") as log:
+            self._python = subprocess.Popen(
+                [sys.executable, "-c", _INTERPRETER],
+                cwd=folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def run(self, block: Block) -> str:
         """Run a block; return what went wrong, or an empty string."""
@@ -165,15 +164,15 @@ class Reader:
             path.write_text(block.code, "utf-8")
             return ""
         for first in block.texts("first"):
-            if problem := self._shell(first.replace("TINY", TINY)):
+            if problem := self._run_shell(first.replace("TINY", TINY)):
                 return problem
         try:
             code = block.prepared()
         except ValueError as error:
             return str(error)
-        return self._shell(code) if block.language == "bash" else self._execute(code)
+        return self._run_shell(code) if block.language == "bash" else self._run_python(code)
 
-    def _shell(self, code: str) -> str:
+    def _run_shell(self, code: str) -> str:
         try:
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", code],
@@ -188,29 +187,16 @@ class Reader:
             return f"took more than {BLOCK_SECONDS} s"
         return (done.stdout + done.stderr)[-1500:] if done.returncode else ""
 
-    def _execute(self, code: str) -> str:
-        if self._python is None:
-            with self._log.open("w") as log:
-                self._python = subprocess.Popen(
-                    [sys.executable, "-c", _INTERPRETER],
-                    cwd=self._folder,
-                    env=self._environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
+    def _run_python(self, code: str) -> str:
         assert self._python.stdin is not None
         assert self._python.stdout is not None
-        self._python.stdin.write(json.dumps(code) + "\n")
-        self._python.stdin.flush()
+        print(json.dumps(code), file=self._python.stdin, flush=True)
         answer = self._python.stdout.readline()
         return str(json.loads(answer)) if answer else f"Python has ended\n{self._log.read_text()}"
 
     def close(self) -> None:
         """End the interpreter."""
-        if self._python is not None:
-            self._python.communicate(timeout=60)
+        self._python.communicate(timeout=60)
 
 
 def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
@@ -234,7 +220,7 @@ def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
     return outcomes
 
 
-def main(only: tuple[str, ...] = ()) -> int:
+def drill(only: tuple[str, ...] = ()) -> int:
     """Run the blocks of all pages, or of some.
 
     Args:
@@ -246,12 +232,9 @@ def main(only: tuple[str, ...] = ()) -> int:
         for page in only or pages():
             for block, status, seconds, text in run_page(page, Path(cache)):
                 statuses[status] += 1
+                place, shown = f"{page}:{block.line}", f"{block.language:6} {status:7}"
                 reason = text if status == "skipped" else ""
-                place = f"{page}:{block.line}"
-                print(
-                    f"{place:44} {block.language:6} {status:7} {seconds:5.0f} s  {reason}",
-                    flush=True,
-                )
+                print(f"{place:44} {shown} {seconds:5.0f} s  {reason}", flush=True)
                 if status == "FAILED":
                     problems.append(f"\n== {place}\n{block.code}\n{text}")
     print(", ".join(f"{count} {status}" for status, count in statuses.items()))
@@ -259,5 +242,10 @@ def main(only: tuple[str, ...] = ()) -> int:
     return min(statuses["FAILED"], 99)
 
 
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
+
+
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+    sys.exit(main(sys.argv[1:]))

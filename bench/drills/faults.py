@@ -1,8 +1,13 @@
-"""Faults planted in a run: in its data, its gradients or its weights."""
+"""What the drills share: a tiny experiment, a run in a process of its own, and planted faults."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,11 +15,90 @@ import jax
 import numpy as np
 
 from train.data.batches import TrainingBatches
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.token_file import HostBatch
 from train.engines.engine import Engine
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
+from train.telemetry.metrics_log import read_metrics
+from transformer import TransformerConfig
+
+SMALL_RUN = (
+    "--log-every=1",
+    "--data.max-bytes=400000",
+    "--data.tokenizer.vocab-size=512",
+    "--model.layer-pattern.0.mixer.num-heads=2",
+    "--model.layer-pattern.0.mixer.num-kv-heads=1",
+    "--evaluation.num-batches=2",
+    "--evaluation.no-compression-baselines",
+    "--sample.every=0",
+    "--quiet",
+)
+"""Settings of `quickstart` that make a process of it small."""
+
+
+def tiny(folder: Path, **changes: Any) -> Experiment:
+    """Return an experiment on the bytes of Python's library that trains in a second."""
+    experiment = Experiment(
+        name="tiny",
+        model=TransformerConfig(d_model=16, num_layers=1, embedding_dropout=0.1),
+        data=TextDataConfig(
+            path="python:library",
+            max_bytes=100_000,
+            sequence_length=16,
+            tokenizer=TokenizerConfig("byte"),
+            cache_dir=str(folder / "cache"),
+        ),
+        steps=2,
+        batch_size=8,
+        evaluation=EvaluationConfig(every=0, num_batches=1),
+        checkpoint=CheckpointConfig(every=2),
+    )
+    return dataclasses.replace(experiment, **changes)
+
+
+class Fit(subprocess.Popen[str]):
+    """Process of `python -m train fit`, on CPU devices unless the environment says otherwise."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        settings: Sequence[str],
+        *,
+        config: str = "quickstart",
+        program: Sequence[str] = ("-m", "train"),
+        devices: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with this object
+        super().__init__(
+            [sys.executable, *program, "fit", config, "--workdir", str(workdir), *settings],
+            env={
+                "JAX_PLATFORMS": "cpu",
+                **os.environ,
+                "JAX_NUM_CPU_DEVICES": str(devices),
+                **(environment or {}),
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def error_text(self) -> str:
+        """Return the standard error of the ended process."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+
+def train_losses(workdir: Path) -> dict[int, float]:
+    """Return the training losses of a run so far, by step."""
+    lines = read_metrics(workdir / "metrics.jsonl")
+    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+
+
+# Faults in the data, the gradients or the weights of a run.
 
 _FACTOR = "gradient_factor"
 

@@ -8,37 +8,35 @@ start of a process to its first step when the programs were compiled before (the
 maximum over all starts but the first).
 """
 
-import itertools
-import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import tyro
 from rich.console import Console
 
+from bench.drills.faults import Fit
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import JsonRecord
 from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
 
 
-def run_killed(command: Sequence[str], every: float) -> int:
-    """Run a command until it succeeds. Return how often it was killed."""
-    for kills in itertools.count():
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def run_killed(workdir: Path, config: str, settings: Sequence[str], every: float) -> int:
+    """Start a run until it succeeds. Return how often it was killed."""
+    kills = 0
+    while True:
+        process = Fit(workdir, settings, config=config)
         try:
-            _, errors = process.communicate(timeout=every)
+            if process.wait(timeout=every):
+                raise RuntimeError(process.error_text())
+            return kills
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
-            continue
-        if process.returncode:
-            raise RuntimeError(errors)
-        return kills
-    raise AssertionError
+            process.wait()
+            kills += 1
 
 
 def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
@@ -50,7 +48,7 @@ def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
     ]
 
 
-def main(
+def drill(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
     config: str = "quickstart",
     every: float = 60.0,
@@ -62,20 +60,23 @@ def main(
       config: Config to train.
       every: Seconds from each start to the kill.
     """
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "train", "fit", config, "--workdir", folder, "--quiet"]
-        kills = run_killed([*command, *settings], every)
-        lines = read_time_records(RunFolder(pathlib.Path(folder)).time_log)
-    result, starts = compute_goodput(lines), to_first_step(lines)
-    table = goodput_table(result)
+        kills = run_killed(Path(folder), config, ["--quiet", *settings], every)
+        lines = read_time_records(RunFolder(Path(folder)).time_log)
+    table = goodput_table(compute_goodput(lines))
     table.title = f"{config}, killed {kills} times"
     Console().print(table)
+    starts = to_first_step(lines)
     print(f"starts that reached their first step: {len(starts)}")
     if restarts := starts[1:]:
         median, slowest = statistics.median(restarts), max(restarts)
         print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")
 
 
+def main(argv: list[str]) -> None:
+    """Run the drill with these arguments."""
+    tyro.cli(drill, args=argv)
+
+
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(sys.argv[1:])

@@ -7,11 +7,11 @@ seconds and the number of pictures of each; the exit status is the number of not
 """
 
 import os
-import pathlib
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -20,13 +20,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 
 
 def execute(
-    path: pathlib.Path,
-    folder: pathlib.Path,
+    path: Path,
+    folder: Path,
     *,
     parameters: str = "",
     environment: Mapping[str, str] | None = None,
@@ -56,10 +56,8 @@ def execute(
         "IPYTHONDIR": str(folder / "ipython"),
         **(environment or {}),
     }
-    client = NotebookClient(
-        notebook, timeout=timeout, resources={"metadata": {"path": str(folder)}}
-    )
-    return client.execute(env=variables)
+    resources = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, timeout=timeout, resources=resources).execute(env=variables)
 
 
 def warnings(notebook: Any) -> list[str]:
@@ -74,8 +72,8 @@ def count_pictures(notebook: Any) -> int:
     return sum("image/png" in each.get("data", {}) for each in outputs)
 
 
-def main(only: str = "") -> int:
-    """Execute all notebooks, or one.
+def drill(only: str = "") -> int:
+    """Execute all notebooks, or one; return the number of those that failed.
 
     Args:
       only: Name of a notebook without its suffix. Empty: all.
@@ -87,18 +85,21 @@ def main(only: str = "") -> int:
         start, problem, pictures = time.monotonic(), "", 0
         with tempfile.TemporaryDirectory() as folder:
             try:
-                notebook = execute(path, pathlib.Path(folder))
+                notebook = execute(path, Path(folder))
                 problem, pictures = "".join(warnings(notebook)), count_pictures(notebook)
             except CellExecutionError as error:
                 problem = str(error)
-        seconds = time.monotonic() - start
-        status = "failed" if problem else "ok"
+        seconds, status = time.monotonic() - start, "failed" if problem else "ok"
         print(f"{path.stem:24} {seconds:4.0f} s  {pictures} pictures  {status}", flush=True)
-        if problem:
-            print(problem[-2000:], file=sys.stderr)
-            failed += 1
+        print(problem[-2000:], end="", file=sys.stderr)
+        failed += bool(problem)
     return failed
 
 
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
+
+
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main))
+    sys.exit(main(sys.argv[1:]))

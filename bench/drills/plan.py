@@ -1,6 +1,6 @@
 """Compare the memory estimate of `plan` with what compilers reserve.
 
-    python -m bench.drills.plan [--platform tpu | gpu] [--write]
+    python -m bench.drills.plan [--platform tpu | gpu] [--write] [--fit]
 
 Compile the real step of each case for its target and print both figures, with the fraction of
 cases within a tenth. Needs libtpu (`pip install '.[tpu]'`) or the CUDA plugin
@@ -11,7 +11,7 @@ which the tests check the estimates against; `--fit` prints the best coefficient
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,19 +47,8 @@ class Options:
     platform: Literal["all", "tpu", "gpu"] = "all"
     write: bool = False
     """Keep the numbers for the tests."""
-    missing: bool = False
-    """Only the cases whose numbers are not kept."""
     fit: bool = False
     """Compile nothing, and fit the coefficients to the numbers that are kept."""
-
-
-def cases(options: Options) -> Iterator[str]:
-    """Return the lines of the file."""
-    for line in CASES.read_text().splitlines():
-        if line and not line.startswith("#"):
-            platform = parse_target(line.split()[1]).chip.platform
-            if options.platform in ("all", platform):
-                yield line
 
 
 def parse_case(case: str) -> tuple[Experiment, Target]:
@@ -101,18 +90,18 @@ def ratio(case: dict[str, Any]) -> float:
     return float(case["arguments"] + size) / float(case["peak"])
 
 
-def main(options: Options) -> None:
+def drill(options: Options) -> None:
     """Print a table."""
-    stored_cases = (
-        {each["case"]: each for each in json.loads(FILE.read_text())} if FILE.exists() else {}
-    )
+    stored_cases = {each["case"]: each for each in json.loads(FILE.read_text())}
     if options.fit:
         fit(list(stored_cases.values()))
         return
     table = Table("case", "estimated", "compiled", "ratio", "seconds", box=None)
     ratios = []
-    for case in cases(options):
-        if options.missing and case in stored_cases:
+    for case in CASES.read_text().splitlines():
+        if case.startswith("#"):
+            continue
+        if options.platform not in ("all", parse_target(case.split()[1]).chip.platform):
             continue
         try:
             result = compiled(case)
@@ -170,5 +159,10 @@ def fitted(
     return np.asarray(solution.x[:terms])
 
 
+def main(argv: list[str]) -> None:
+    """Run the drill with these arguments."""
+    drill(tyro.cli(Options, args=argv))
+
+
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(sys.argv[1:])

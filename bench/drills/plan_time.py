@@ -9,6 +9,7 @@ given.
 
 import dataclasses
 import statistics
+import sys
 import time
 from typing import Literal
 
@@ -52,7 +53,6 @@ LARGE = (
 )
 """For accelerators, one or several."""
 
-
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cores": time.process_time}
 
 
@@ -69,7 +69,7 @@ class Options:
     (taskset -c 0), or waiting for the others counts too."""
 
 
-def main(options: Options) -> None:
+def drill(options: Options) -> None:
     """Print a table."""
     target = local_target(CLOCKS[options.clock])
     table = Table("case", "matmuls", "memory", "estimated", "measured", "ratio", box=None)
@@ -104,5 +104,10 @@ def compared(case: str, target: Target, options: Options) -> tuple[StepTime, flo
     return estimate, time_step(experiment, compiled, options.steps, CLOCKS[options.clock])
 
 
+def main(argv: list[str]) -> None:
+    """Run the drill with these arguments."""
+    drill(tyro.cli(Options, args=argv))
+
+
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(sys.argv[1:])

@@ -1,28 +1,31 @@
 """Plant 44 bugs, one at a time, and run the tests of their modules: does the suite detect them?
 
-    python -m bench.drills.planted_bugs [--tier test|full] [--only WORD] [--output FILE]
+    python -m bench.drills.planted_bugs [--only WORD]
 
 Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not changed.
-The test files of the module run until the first failure: a bug that lets them pass is MISSED, and
-the exit status is 1. `--tier test` (the default) runs the tests of `make test`, and `full`
-all tests.
+Those of the module's test files that `make test` runs then run until the first failure: a bug that
+lets them pass is MISSED, and the exit status is 1.
 """
 
-import argparse
-import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import tyro
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("transformer", "train", "configs", "tests", "bench", "colab", "cloud", "docs")
-TIERS = {"test": "not full", "full": ""}
+
+SECONDS = 900
+"""Time after which tests are stopped. A bug that makes them hang is detected."""
 
 
 class Bug(NamedTuple):
@@ -373,82 +376,75 @@ BUGS = (
 )
 
 
-class Outcome(NamedTuple):
-    """Outcome of one bug."""
-
-    caught_by: str | None
-    seconds: float
-
-
 def copy_tree(folder: Path) -> None:
     """Copy what the tests need into `folder`."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in COPIED:
+    for name in (*COPIED, ".github", ".ci"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder / path.name)
-    for name in (".github", ".ci"):
-        shutil.copytree(ROOT / name, folder / name)
 
 
-def run_tests(folder: Path, tests: str, tier: str) -> Outcome:
-    """Run tests until the first failure."""
-    paths = [f"tests/{name}" for name in tests.split()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
-    if TIERS[tier]:
-        command += ["-m", TIERS[tier]]
-    start = time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    seconds = time.perf_counter() - start
-    if done.returncode == 0:
-        return Outcome(None, seconds)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*?)?(?: - .*)?$", done.stdout, re.M)
-    if done.returncode != 1 or not failed:
-        raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-3000:]}")
-    return Outcome(failed[1], seconds)
+def first_failure(folder: Path, tests: Sequence[str]) -> str:
+    """Run tests of `make test` in a copy of the checkout. Return the first that fails, or ""."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        [*command, "-m", "not full", *tests],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TESTS_COMPILATION_CACHE": str(folder / "build" / "compiled"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"no end after {SECONDS} s"
+    if process.returncode in (0, 5):  # 5: no test was selected
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*?)?(?: - .*)?$", output, re.MULTILINE)
+    return failed[1] if failed else f"status {process.returncode}: {output[-3000:]}"
 
 
-def plant(folder: Path, bug: Bug) -> str:
-    """Write the bug into the copy, and return the original text of the file."""
-    path = folder / bug.file
-    text = path.read_text()
-    if text.count(bug.right) != 1:
-        raise SystemExit(f"{bug.file}: has {bug.right!r} {text.count(bug.right)} times, not once")
-    path.write_text(text.replace(bug.right, bug.wrong))
-    return text
+def drill(only: str = "") -> int:
+    """Plant every bug and print which test detects it; return 1 if one is missed.
 
-
-def main() -> int:
-    """Plant every bug and print which test detected it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tier", choices=TIERS, default="test")
-    parser.add_argument("--only", default="", help="only bugs whose description has this")
-    parser.add_argument("--output", default="", help="also append each line, as JSON, to this file")
-    options = parser.parse_args()
-    missed = total = 0
+    Args:
+      only: Plant only the bugs whose description has this.
+    """
+    bugs = [bug for bug in BUGS if only in bug.what]
+    missed = 0
     with tempfile.TemporaryDirectory(prefix="planted-bugs-") as name:
         folder = Path(name)
         copy_tree(folder)
-        for bug in BUGS:
-            if options.only not in bug.what:
-                continue
-            text = plant(folder, bug)
-            outcome = run_tests(folder, bug.tests, options.tier)
-            (folder / bug.file).write_text(text)
-            total += 1
-            missed += outcome.caught_by is None
-            print(
-                f"{bug.what:62} {outcome.seconds:6.0f} s  {outcome.caught_by or 'MISSED'}",
-                flush=True,
-            )
-            if options.output:
-                with Path(options.output).open("a") as file:
-                    file.write(json.dumps({"bug": bug.what, **outcome._asdict()}) + "\n")
-    print(f"{total - missed} of {total} planted bugs caught by {options.tier}")
+        for bug in bugs:
+            path, start = folder / bug.file, time.perf_counter()
+            text = path.read_text()
+            if text.count(bug.right) != 1:
+                raise SystemExit(f"{bug.file}: has {bug.right!r} {text.count(bug.right)} times")
+            path.write_text(text.replace(bug.right, bug.wrong))
+            caught_by = first_failure(folder, [f"tests/{test}" for test in bug.tests.split()])
+            path.write_text(text)
+            missed += not caught_by
+            seconds = time.perf_counter() - start
+            print(f"{bug.what:62} {seconds:6.0f} s  {caught_by or 'MISSED'}", flush=True)
+    print(f"{len(bugs) - missed} of {len(bugs)} planted bugs caught by the tests of `make test`")
     return int(missed > 0)
 
 
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

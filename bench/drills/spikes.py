@@ -12,13 +12,12 @@ default settings; distances are shorter, as the runs are.
 import contextlib
 import dataclasses
 import io
-import json
 import os
-import pathlib
 import random
 import sys
 import tempfile
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import tyro
 from rich.console import Console
@@ -33,6 +32,7 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.schedules import ScheduleConfig
 from train.tasks.translation import Translation
+from train.telemetry.event_log import read_records
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     done: str
 
 
-def write_text(path: pathlib.Path, lines: int) -> str:
+def write_text(path: Path, lines: int) -> str:
     """Write random sentences of nine words."""
     drawn = random.Random(0)
     sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
@@ -64,7 +64,7 @@ def write_text(path: pathlib.Path, lines: int) -> str:
     return str(path)
 
 
-def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
+def write_pairs(stem: Path, pairs: int, seed: int) -> str:
     """Write words and their translations; each word has two, chosen at random."""
     drawn = random.Random(seed)
     sources = [[drawn.choice(WORDS) for _ in range(drawn.randint(2, 5))] for _ in range(pairs)]
@@ -75,7 +75,7 @@ def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
     return str(stem)
 
 
-def decoder(folder: pathlib.Path, steps: int) -> Experiment:
+def decoder(folder: Path, steps: int) -> Experiment:
     """Return a small character language model."""
     return Experiment(
         name="spikes",
@@ -97,7 +97,7 @@ def decoder(folder: pathlib.Path, steps: int) -> Experiment:
     )
 
 
-def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
+def encoder_decoder(folder: Path, steps: int) -> Experiment:
     """Return a small word translator."""
     base = decoder(folder, steps)
     block = dataclasses.replace(_BLOCK, cross_attention=AttentionConfig(num_heads=2))
@@ -120,7 +120,7 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
     )
 
 
-def experiments(folder: pathlib.Path, steps: int) -> dict[str, Experiment]:
+def experiments(folder: Path, steps: int) -> dict[str, Experiment]:
     """Return each kind of run by name."""
     base = decoder(folder, steps)
     half = dataclasses.replace(base.model, precision=Precision.parse("float16"))
@@ -143,28 +143,32 @@ def faults(first: int) -> dict[str, Fault]:
     }
 
 
-def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outcome:
+def outcome(experiment: Experiment, workdir: Path, fault: Fault) -> Outcome:
     """Train with a planted fault; return the outcome."""
     with planted(fault), contextlib.redirect_stderr(io.StringIO()):
         run = train.fit(experiment, str(workdir), quiet=True)
-    lines = (workdir / "logbook.jsonl").read_text().splitlines()
-    events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    events = read_records(workdir / "logbook.jsonl")
     skipped = [line["step"] for line in events if line["event"] == "skipped"]
     bad = [step for step in skipped if step > fault.first]
-    rollbacks = [line for line in events if line["event"] == "rolled back"]
     done = f"{len(skipped)} skipped" if skipped else "nothing"
-    for line in rollbacks:
-        done += f"; from {line['step']} back to {line['checkpoint']}"
+    for line in events:
+        if line["event"] == "rolled back":
+            done += f"; from {line['step']} back to {line['checkpoint']}"
     return Outcome(run.final_metrics["loss"], min(bad, default=None), done)
 
 
-def main(steps: int = 300, only: str = "") -> None:
-    """Print a table; exit with 1 if a fault is detected late, or costs 1% of the loss."""
+def drill(steps: int = 300, only: str = "") -> int:
+    """Print a table; return 1 if a fault is detected late, or costs 1% of the loss.
+
+    Args:
+      steps: Steps of each run.
+      only: Train only the runs whose names contain this.
+    """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     table = Table("run", "fault", "noticed after", "what was done", "loss", "clean", "more", "")
     failed = False
     with tempfile.TemporaryDirectory() as name:
-        folder, first = pathlib.Path(name), steps // 2
+        folder, first = Path(name), steps // 2
         for kind, experiment in experiments(folder, steps).items():
             if only not in kind:
                 continue
@@ -182,8 +186,13 @@ def main(steps: int = 300, only: str = "") -> None:
             failed |= clean.done != "nothing"
             table.add_row(kind, "none", "", clean.done, "", f"{clean.loss:.4f}", "", "")
     Console(width=140).print(table)
-    sys.exit(failed)
+    return int(failed)
+
+
+def main(argv: list[str]) -> int:
+    """Run the drill with these arguments."""
+    return tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    sys.exit(main(sys.argv[1:]))

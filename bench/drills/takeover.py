@@ -9,115 +9,90 @@ it must be rejected, the run must not notice, and at its end its losses must equ
 uninterrupted run.
 """
 
-import dataclasses
-import json
-import pathlib
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import tyro
+
+from bench.drills.faults import SMALL_RUN, Fit, train_losses
 
 STEPS = 3_000
 
 SETTINGS = (
+    *SMALL_RUN,
     "--batch-size=64",
-    "--log-every=1",
-    "--data.max-bytes=400000",
     "--data.sequence-length=64",
-    "--data.tokenizer.vocab-size=512",
     "--model.d-model=64",
     "--model.num-layers=1",
-    "--model.layer-pattern.0.mixer.num-heads=2",
-    "--model.layer-pattern.0.mixer.num-kv-heads=1",
     "--evaluation.every=0",
-    "--evaluation.num-batches=2",
-    "--evaluation.no-compression-baselines",
-    "--sample.every=0",
     "--checkpoint.every=50",
     f"--steps={STEPS}",
 )
 
-PROGRAM = """
-import sys
+IN_OBJECT_STORE = """
 import train.run_folder.lock
-if sys.argv.pop(1) == "object store":
-    train.run_folder.lock._lock = train.run_folder.lock.RemoteOwner
+train.run_folder.lock._lock = train.run_folder.lock.RemoteOwner
 from train.cli.main import main
 main()
 """
 
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Command-line options."""
-
-    kills: int = 3
-    """Number of kills."""
+PROGRAMS = {"local": ("-m", "train"), "object store": ("-c", IN_OBJECT_STORE)}
+"""What trains in each kind of folder."""
 
 
-def start(workdir: pathlib.Path, kind: str) -> subprocess.Popen[str]:
-    """Start the run in a folder of a kind: `local`, or `object store`."""
-    command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, kind, *command], stderr=subprocess.PIPE, text=True
-    )
-
-
-def losses(workdir: pathlib.Path) -> dict[int, float]:
-    """Return the training losses by step."""
-    file = workdir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    result = [json.loads(line) for line in lines]
-    return {line["step"]: line["loss"] for line in result if line["split"] == "train"}
-
-
-def wait_for_steps(workdir: pathlib.Path, more: int) -> float:
+def wait_for_steps(workdir: Path, more: int) -> float:
     """Wait for `more` further steps; return the seconds until the first of them."""
-    began, before, first = time.monotonic(), max(losses(workdir), default=0), 0.0
-    while (now := max(losses(workdir), default=0)) < min(before + more, STEPS):
+    began, before, first = time.monotonic(), max(train_losses(workdir), default=0), 0.0
+    while (now := max(train_losses(workdir), default=0)) < min(before + more, STEPS):
         first = first or (time.monotonic() - began if now > before else 0.0)
         time.sleep(0.1)
     return first or time.monotonic() - began
 
 
-def refused(workdir: pathlib.Path, kind: str) -> str:
-    """Start a second process, and return how it ended."""
+def check_refusal(second: Fit) -> str:
+    """Return how a second process ended; it must be refused."""
     began = time.monotonic()
-    second = start(workdir, kind)
-    error = second.communicate()[1].strip().splitlines()[-1]
-    if second.returncode != 1 or not re.search(r"is in use by process \d+ on .*; stop", error):
-        raise SystemExit(f"a second process was not refused: {second.returncode} {error}")
+    status, error = second.wait(), second.error_text().strip()
+    if status != 1 or not re.search(r"is in use by process \d+ on .*; stop", error):
+        raise SystemExit(f"a second process was not refused: {status} {error}")
     return f"refused after {time.monotonic() - began:.0f} s"
 
 
-def main() -> None:
-    """Kill, restart and compare; exit with an error if anything is wrong."""
-    kills = tyro.cli(Arguments, description=__doc__).kills
+def drill(kills: int = 3) -> None:
+    """Kill, restart and compare; exit with an error if anything is wrong.
+
+    Args:
+      kills: Number of kills.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        uninterrupted = pathlib.Path(folder, "whole")
-        start(uninterrupted, "local").communicate()
-        for kind in ("local", "object store"):
-            killed = pathlib.Path(folder, kind)
-            run = start(killed, kind)
+        uninterrupted = Path(folder, "whole")
+        Fit(uninterrupted, SETTINGS).wait()
+        for kind, program in PROGRAMS.items():
+            killed = Path(folder, kind)
+            run = Fit(killed, SETTINGS, program=program)
             for _ in range(kills):
                 wait_for_steps(killed, 30)
-                print(f"{kind}: second process {refused(killed, kind)}", flush=True)
-                run.send_signal(signal.SIGKILL)
+                end = check_refusal(Fit(killed, SETTINGS, program=program))
+                print(f"{kind}: second process {end}", flush=True)
+                run.kill()
                 run.wait()
-                run = start(killed, kind)
+                run = Fit(killed, SETTINGS, program=program)
                 waited = wait_for_steps(killed, 1)
                 print(f"{kind}: killed, restarted; steps again after {waited:.0f} s", flush=True)
-            error = run.communicate()[1]
-            if run.returncode:
-                raise SystemExit(f"the run ended with {run.returncode}: {error}")
-            if losses(killed) != losses(uninterrupted):
+            if run.wait():
+                raise SystemExit(f"the run ended with {run.returncode}: {run.error_text()}")
+            if train_losses(killed) != train_losses(uninterrupted):
                 raise SystemExit("the losses are not those of the run that was left alone")
             print(f"{kind}: all {STEPS} losses are those of the run that was left alone")
 
 
+def main(argv: list[str]) -> None:
+    """Run the drill with these arguments."""
+    tyro.cli(drill, args=argv)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -80,9 +80,9 @@ class Part(NamedTuple):
 def parts_of(options: GpuOptions) -> list[Part]:
     """Return the processes of all parts."""
     tests = ("pytest", "-q", "-c", "tests_device/pytest.ini", "--rootdir", ".", "tests_device")
-    decode = ("bench", "decode", "--variants", "--batch", "1", "--precision")
-    step = ("bench", "step", "--precision")
-    products = ("--against", "products")
+    decode: tuple[str, ...] = ("bench", "decode", "--variants", "--batch", "1", "--precision")
+    step: tuple[str, ...] = ("bench", "step", "--precision")
+    products: tuple[str, ...] = ("--against", "products")
     if options.nanogpt:
         products = ("--against", "nanogpt", "--nanogpt", str(options.nanogpt))
     torch = ("torch",) if options.nanogpt else ()

@@ -198,7 +198,7 @@ VOCAB_SIZE = 8192
 
 def compile_time(argv: list[str]) -> None:
     """Time the compiler on one of two programs."""
-    programs = {"step": _compile_steps, "initial-weights": _compile_initial_weights}
+    programs: Any = {"step": _compile_steps, "initial-weights": _compile_initial_weights}
     tyro.extras.subcommand_cli_from_dict(programs, args=argv)
 
 

@@ -2,7 +2,8 @@
 
 import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ class Recorder:
 
     def __init__(self) -> None:
         names = ("file", "test", "program")
-        self.tables = {each: collections.defaultdict(lambda: [0.0, 0.0, 0]) for each in names}
+        self.tables: dict[str, dict[str, list[Any]]] = {
+            each: collections.defaultdict(lambda: [0.0, 0.0, 0]) for each in names
+        }
         self._programs: list[tuple[str, float]] = []
         self._listening = False
 
@@ -27,7 +30,7 @@ class Recorder:
             self._programs.append((str(details.get("fun_name", "")), duration_secs))
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[object]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         if not self._listening:  # not before conftest has set the environment that JAX reads
             import jax
 

@@ -225,7 +225,11 @@ def shakespeare(argv: list[str]) -> None:
 
         def nanogpt() -> Run:
             folder, steps = tempfile.mkdtemp(dir=scratch), options.steps or 2000
-            counts = (f"--max_iters={steps}", f"--lr_decay_iters={steps}", "--eval_iters=20")
+            counts: tuple[str, ...] = (
+                f"--max_iters={steps}",
+                f"--lr_decay_iters={steps}",
+                "--eval_iters=20",
+            )
             if options.steps:  # else a run without an evaluation would have no checkpoint
                 counts += (f"--eval_interval={steps}",)
             python = interpreter(options.torch_python)

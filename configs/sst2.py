@@ -7,14 +7,14 @@
 6,920 full sentences (not the phrases of GLUE), with the encoder of `trec`.
 
 `sst2:bag` is the bag of embeddings of `trec:bag`, trained on the labeled phrases of the same
-sentences (Socher et al. 2013) and tested on sentences; `python -m bench.treebank_phrases` writes
+sentences (Socher et al. 2013) and tested on sentences; `python -m bench treebank_phrases` writes
 them.
 
     python -m train fit sst2:bag --data.path sst2/phrases.tsv \
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
 
 `sst2:hybrid` is the model of `trec:hybrid` with the recipe of `sst2:bag`, best started from word
-vectors (`python -m bench.word_vectors --classifier sst2 --seeds 0 --save FILE`).
+vectors (`python -m bench word_vectors --classifier sst2 --seeds 0 --save FILE`).
 """
 
 import dataclasses

@@ -6,7 +6,7 @@
 5,452 training and 500 test questions. A small word-level encoder,
 trained from scratch; `trec:bag` is a baseline: embedding, MLP, mean, logistic regression.
 `trec:hybrid` has a bidirectional LSTM below one layer of attention, and is best started from word
-vectors (`--init-from FILE`, which `python -m bench.word_vectors --save FILE` trains).
+vectors (`--init-from FILE`, which `python -m bench word_vectors --save FILE` trains).
 """
 
 import dataclasses

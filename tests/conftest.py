@@ -6,7 +6,7 @@ for one device compile faster, and a checkpoint of one device is saved without s
 The environment is what a process started by a test sees: one device.
 
 Most of the time of a test run is compiling programs that run once or twice, so the compiler is
-told to hurry: `python -m bench.profile_tests` shows where the time goes.
+told to hurry: `python -m bench slow_tests` shows where the time goes.
 """
 
 import gc

@@ -66,7 +66,19 @@ SECTIONS = {
         "notebooks/scaling_laws",
         "notebooks/survive_failures",
     ),
-    "Measurements": ("measurements", "performance", "claims", "results/README"),
+    "Measurements": (
+        "measurements",
+        "performance",
+        "claims",
+        "results/README",
+        "results/tasks",
+        "results/speed",
+        "results/speed_notes",
+        "results/attention_notes",
+        "results/reliability",
+        "results/interop",
+        "results/tests",
+    ),
     "Project": ("changelog", "contributing", "releasing", "security"),
 }
 """Pages of each section of the side bar, without `.md`; some with a title of their own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.entries import entries
 from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import flatten_experiment
 from train.data.data_config import SourceConfig
@@ -69,13 +70,16 @@ def test_files_and_modules_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
     for module in re.findall(r"python -m ((?:bench|tests|docs)[\w.]+)", text):
         assert importlib.util.find_spec(module) is not None, module
+    names = {each.name for listed in entries().values() for each in listed}
+    for name in re.findall(r"python\s+-m\s+bench\s+(\w+)", text):
+        assert name in names | {"headline", "readme"}, name
 
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", [*PAGES, "RESULTS.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "RESULTS.md", "CHANGELOG.md", "bench/README.md"])
 def test_links_resolve(page: str) -> None:
     source = ROOT / page
     for target in re.findall(r"\]\(([^)\s]+)\)", source.read_text()):

@@ -123,4 +123,4 @@ FORMS_ON_GPU: dict[str, Activation] = {
     "gelu_tanh": gelu_tanh_by_sigmoid,
 }
 """Equal functions in forms that take a GPU little longer than ReLU: by erf, GELU took it more than
-twice as long (`python -m bench.activation_cost`)."""
+twice as long (`python -m bench activations`)."""

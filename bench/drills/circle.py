@@ -1,6 +1,6 @@
 """Round trip: train here, export, fine-tune in `transformers` and here, import, evaluate.
 
-    python -m bench circle RUN [RUN ...] [--text FILE] [--steps N] [--output FILE]
+    python -m bench circle RUN [RUN ...] [--text FILE] [--steps N]
 
 For each run of a language model or a masked language model (such as `quickstart` and `bert_tiny`,
 trained for some steps): export it, open it in `transformers`, and train both from these weights on

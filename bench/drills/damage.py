@@ -1,6 +1,6 @@
 """Damage checkpoints in every way that disks do: each must be detected and recovered.
 
-    python -m bench.drills.damage [--count 500] [--resumed 8] [--seed 0]
+    python -m bench.drills.damage [--count 500]
 
 A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
 emptied, deleted, or has one bit flipped at a random position, repeatedly. Detected: the older
@@ -34,6 +34,9 @@ from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 
 OLDER, NEWER = 4, 8
+
+RESUMED = 4
+"""Cases that are trained to the end."""
 
 WITHOUT_DATA = ("_CHECKPOINT_METADATA", "commit_success.txt", "manifest/commit_success.txt")
 """Files that Orbax writes after the manifest, and that no restore reads."""
@@ -89,16 +92,14 @@ def state_of(run: Path, step: int, shapes: Any) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state.replace(key=None))]
 
 
-def drill(count: int = 500, resumed: int = 8, seed: int = 0) -> int:
+def drill(count: int = 500) -> int:
     """Print a table; return 1 if a damage was not detected or not recovered.
 
     Args:
       count: Number of cases, or slightly more.
-      resumed: Number of cases that are trained to the end.
-      seed: Seed of the damaged positions.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    drawn = random.Random(seed)
+    drawn = random.Random(0)
     tried: Counter[str] = Counter()
     well: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as name:
@@ -110,7 +111,7 @@ def drill(count: int = 500, resumed: int = 8, seed: int = 0) -> int:
         shapes = make_engine(saved, local_hardware()).abstract_state()
         older, newer = (state_of(run, step, shapes) for step in (OLDER, NEWER))
         planned = list(cases(run / "checkpoints" / str(NEWER), count))
-        chosen = set(drawn.sample(range(len(planned)), resumed))
+        chosen = set(drawn.sample(range(len(planned)), RESUMED))
         for number, (kind, file) in enumerate(planned):
             shutil.copytree(run, copy)
             apply(kind, copy / "checkpoints" / str(NEWER) / file, drawn)

@@ -1,8 +1,8 @@
 """Fraction of useful time of a run that is killed again and again.
 
-    python -m bench.drills.goodput [--every 60] [--config quickstart] [-- --steps 600 ...]
+    python -m bench.drills.goodput [--every 60] [-- --steps 600 ...]
 
-The command that a user gives is killed (SIGKILL) `--every` seconds after each start and started
+`fit quickstart` is killed (SIGKILL) `--every` seconds after each start and started
 again, until it finishes. Prints what all that time was spent on, and the time from the
 start of a process to its first step when the programs were compiled before (the median and the
 maximum over all starts but the first).
@@ -24,11 +24,11 @@ from train.telemetry.event_log import JsonRecord
 from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
 
 
-def run_killed(workdir: Path, config: str, settings: Sequence[str], every: float) -> int:
+def run_killed(workdir: Path, settings: Sequence[str], every: float) -> int:
     """Start a run until it succeeds. Return how often it was killed."""
     kills = 0
     while True:
-        process = Fit(workdir, settings, config=config)
+        process = Fit(workdir, settings)
         try:
             if process.wait(timeout=every):
                 raise RuntimeError(process.error_text())
@@ -50,25 +50,21 @@ def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
 
 def drill(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
-    config: str = "quickstart",
     every: float = 60.0,
 ) -> None:
     """Print what a run's time was spent on.
 
     Args:
-      settings: Settings of the config, after `--`.
-      config: Config to train.
+      settings: Settings of `quickstart`, after `--`.
       every: Seconds from each start to the kill.
     """
     with tempfile.TemporaryDirectory() as folder:
-        kills = run_killed(Path(folder), config, ["--quiet", *settings], every)
+        kills = run_killed(Path(folder), ["--quiet", *settings], every)
         lines = read_time_records(RunFolder(Path(folder)).time_log)
     table = goodput_table(compute_goodput(lines))
-    table.title = f"{config}, killed {kills} times"
+    table.title = f"quickstart, killed {kills} times"
     Console().print(table)
-    starts = to_first_step(lines)
-    print(f"starts that reached their first step: {len(starts)}")
-    if restarts := starts[1:]:
+    if restarts := to_first_step(lines)[1:]:
         median, slowest = statistics.median(restarts), max(restarts)
         print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")
 

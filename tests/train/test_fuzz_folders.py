@@ -42,7 +42,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets
 def test_damaged_run_files(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:
-    counts = fuzz(targets[name], tmp_path, CASES, seed=0)
+    counts = fuzz(targets[name], tmp_path, CASES)
     assert counts["cases"] >= CASES
     assert counts["refused"] < counts["cases"]
 
@@ -52,15 +52,15 @@ def test_damaged_run_files(
 def test_damaged_datasets(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:
-    assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
+    assert fuzz(targets[name], tmp_path, CASES)["cases"] >= CASES
 
 
 @pytest.mark.full
 def test_random_arguments(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
-    assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
+    assert fuzz(targets["settings"], tmp_path, CASES)["refused"]
 
 
 @pytest.mark.nightly
 def test_random_models(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
-    counts = fuzz(targets["models"], tmp_path, CASES, seed=0)
+    counts = fuzz(targets["models"], tmp_path, CASES)
     assert 0 < counts["refused"] < counts["cases"]

@@ -4,8 +4,8 @@
 
 A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
 emptied, deleted, or has one bit flipped at a random position, repeatedly. Detected: the older
-checkpoint is restored. Recovered: its state is bit-equal. Some of the copies are resumed to
-the end and must reach the final weights of the run.
+checkpoint is restored. Recovered: its state is bit-equal. One copy of each kind of damage is
+resumed to the end and must reach the final weights of the run.
 """
 
 import os
@@ -34,9 +34,6 @@ from train.run_folder.run_config import read_experiment
 from train.runtime.local_hardware import local_hardware
 
 OLDER, NEWER = 4, 8
-
-RESUMED = 4
-"""Cases that are trained to the end."""
 
 WITHOUT_DATA = ("_CHECKPOINT_METADATA", "commit_success.txt", "manifest/commit_success.txt")
 """Files that Orbax writes after the manifest, and that no restore reads."""
@@ -111,7 +108,10 @@ def drill(count: int = 500) -> int:
         shapes = make_engine(saved, local_hardware()).abstract_state()
         older, newer = (state_of(run, step, shapes) for step in (OLDER, NEWER))
         planned = list(cases(run / "checkpoints" / str(NEWER), count))
-        chosen = set(drawn.sample(range(len(planned)), RESUMED))
+        chosen = {
+            drawn.choice([n for n, (kind, _) in enumerate(planned) if kind == each])
+            for each in KINDS
+        }
         for number, (kind, file) in enumerate(planned):
             shutil.copytree(run, copy)
             apply(kind, copy / "checkpoints" / str(NEWER) / file, drawn)

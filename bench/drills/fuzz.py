@@ -370,16 +370,6 @@ def write_output(folder: Path, given: tuple[list[str], str]) -> None:
         raise UserError(ran.stderr)
 
 
-def all_sweeps(scratch: Path) -> dict[str, Callable[[], Iterator[Case]]]:
-    """Return every sweep by name."""
-    return {
-        "numbers of settings": numbers,
-        "paths": paths,
-        "fields of JSON": lambda: fields(scratch / "checkpoints"),
-        "standard output": lambda: outputs(scratch),
-    }
-
-
 def drill(cases: int = 10_000, only: str = "") -> int:
     """Print a table; end with a traceback of the first random finding.
 
@@ -403,12 +393,19 @@ def drill(cases: int = 10_000, only: str = "") -> int:
             root = base / f"root-{number}"
             root.mkdir()
             add_row(target.name, fuzz(target, root, -(-cases * target.weight // weight)))
-        (base / "scratch").mkdir()
-        for name, cases_of in all_sweeps(base / "scratch").items():
+        scratch = base / "scratch"
+        scratch.mkdir()
+        sweeps = {
+            "numbers of settings": numbers(),
+            "paths": paths(),
+            "fields of JSON": fields(scratch / "checkpoints"),
+            "standard output": outputs(scratch),
+        }
+        for name, swept in sweeps.items():
             if only in name:
                 root = base / f"sweep-{name.replace(' ', '-')}"
                 root.mkdir()
-                counts, found = sweep(cases_of(), root)
+                counts, found = sweep(swept, root)
                 findings += found
                 add_row(f"all {name}", counts)
     Console().print(table)

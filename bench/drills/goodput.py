@@ -20,7 +20,6 @@ from rich.console import Console
 
 from bench.drills.faults import Fit
 from train.run_folder.folder import RunFolder
-from train.telemetry.event_log import JsonRecord
 from train.telemetry.goodput import compute_goodput, goodput_table, read_time_records
 
 
@@ -39,15 +38,6 @@ def run_killed(workdir: Path, settings: Sequence[str], every: float) -> int:
             kills += 1
 
 
-def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
-    """Return the seconds from each start to the end of its first step, oldest first."""
-    starts = {line["began"]: line["seconds"] for line in lines}
-    return [
-        sum(starts[start][activity] for activity in ("start", "restore", "compile"))
-        for start in sorted(starts)
-    ]
-
-
 def drill(
     settings: tyro.conf.Positional[tuple[str, ...]] = (),
     every: float = 60.0,
@@ -64,7 +54,12 @@ def drill(
     table = goodput_table(compute_goodput(lines))
     table.title = f"quickstart, killed {kills} times"
     Console().print(table)
-    if restarts := to_first_step(lines)[1:]:
+    starts = {line["began"]: line["seconds"] for line in lines}
+    restarts = [
+        sum(starts[start][activity] for activity in ("start", "restore", "compile"))
+        for start in sorted(starts)[1:]
+    ]
+    if restarts:
         median, slowest = statistics.median(restarts), max(restarts)
         print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")
 

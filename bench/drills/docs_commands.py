@@ -77,7 +77,8 @@ class Block(NamedTuple):
         """Return the code as it runs here: with the page's replacements and flags."""
         code = self.code
         for replacement in self.texts("replace"):
-            code = code.replace(*replacement.split(" => "))
+            old, _, new = replacement.partition(" => ")
+            code = code.replace(old, new)
         if self.language == "python":
             return code
         flags = " ".join(self.texts("add")).replace("TINY", TINY)

@@ -52,13 +52,10 @@ test-device: .venv
 	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device
 
 drills: .venv
-	@set -e; found=; \
-	for file in bench/drills/[a-z]*.py; do \
-		[ -e "$$file" ] || continue; \
-		found=yes; name=$$(basename "$$file" .py); echo "== $$name"; \
-		$(RUN) -m bench.drills.$$name; \
-	done; \
-	[ -n "$$found" ] || echo "make drills: bench/drills has no drills yet"
+	@set -e; names='from bench.drills import FAULTS; print(*[each.name for each in FAULTS])'; \
+	for name in $$($(RUN) -c "$$names"); do \
+		echo "== $$name"; $(RUN) -m bench $$name; \
+	done
 
 # A study that is not finished exits with 75: it goes on in the next call.
 MINUTES ?= 10

@@ -50,7 +50,6 @@ FAULTS = (
         "Does `serve` survive large and hostile requests, and clients that leave?",
         3,
         "drills.server:main",
-        "the table's last part: openai",
     ),
     Entry(
         "plan",

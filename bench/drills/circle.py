@@ -1,13 +1,12 @@
 """Round trip: train here, export, fine-tune in `transformers` and here, import, evaluate.
 
-    python -m bench circle RUN [RUN ...] [--text FILE] [--steps N] [--output FILE]
+    python -m bench circle RUN [RUN ...] --text FILE
 
 For each run of a language model or a masked language model (such as `quickstart` and `bert_tiny`,
 trained for some steps): export it, open it in `transformers`, and train both from these weights on
 the same batches in the same order, with AdamW of the same settings and no dropout. The table has
 the losses side by side and the largest difference. The model of `transformers` is then saved,
-imported and evaluated here, beside the one trained here. With `--text`, both train for one
-epoch of that text; else for N steps of the run's own data.
+imported and evaluated here, beside the one trained here. Both train for one epoch of the text.
 
 It needs torch and transformers (the extra `hf`) and no network.
 """
@@ -47,12 +46,11 @@ class CircleOptions(Options):
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs."""
-    steps: int = 100
-    text: str = ""
-    """Train for one epoch of this file in place of `steps` of the run's own data."""
+    text: str
+    """File to train on, for one epoch."""
 
 
-def tuning_experiment(run: Run, steps: int) -> Any:
+def tuning_experiment(run: Run) -> Any:
     """Return the settings of both trainings: whole windows, AdamW, a constant rate."""
     data: Any = run.experiment.data
     return dataclasses.replace(
@@ -67,7 +65,6 @@ def tuning_experiment(run: Run, steps: int) -> Any:
         ),
         schedule=ScheduleConfig("constant", learning_rate=LEARNING_RATE, warmup_steps=0),
         evaluation=EvaluationConfig(num_batches=EVALUATION_BATCHES),
-        steps=steps,
         batch_size=BATCH_SIZE,
         seed=1,
     )
@@ -126,23 +123,20 @@ def held_out_loss(experiment: Any, params: Any, corpus: Any) -> float:
 
 
 def tuning_batches(run: Run, experiment: Any, text: str) -> list[Any]:
-    """Return the batches of both trainings: all of an epoch of the text if there is one."""
-    if text:
-        data = dataclasses.replace(experiment.data, path=text, validation_path=text)
-        experiment = dataclasses.replace(experiment, data=data)
+    """Return the batches of both trainings: one epoch of the text."""
+    data = dataclasses.replace(experiment.data, path=text, validation_path=text)
+    experiment = dataclasses.replace(experiment, data=data)
     task: Any = make_task(experiment)
     corpus = task.prepare_corpus(run.tokenizer)
-    steps, options = experiment.steps, training_options(experiment)
-    if text:
-        steps = task.training_batches(corpus, options).windows_per_epoch // BATCH_SIZE
-    source = task.training_batches(corpus, options)
+    source = task.training_batches(corpus, training_options(experiment))
+    steps = source.windows_per_epoch // BATCH_SIZE
     return [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
 
 
-def run_circle(workdir: str, steps: int, text: str) -> tuple[str, bool]:
+def run_circle(workdir: str, text: str) -> tuple[str, bool]:
     """Run the round trip of one run; return its part of the table, and if the losses agree."""
     run = load(workdir)
-    experiment = tuning_experiment(run, steps)
+    experiment = tuning_experiment(run)
     batches = tuning_batches(run, experiment, text)
     corpus = make_task(experiment).prepare_corpus(run.tokenizer)
     with tempfile.TemporaryDirectory() as name:
@@ -165,9 +159,9 @@ def run_circle(workdir: str, steps: int, text: str) -> tuple[str, bool]:
     }
     gaps = np.abs(np.subtract(ours, theirs))
     shown = sorted({0, 1, 2, 4, 9, 19, 49, 99, len(ours) - 1} & set(range(len(ours))))
-    length = f"{len(batches)} steps" + (f", one epoch of {Path(text).name}" if text else "")
+    trained = f"{len(batches)} steps, one epoch of {Path(text).name}"
     lines = [
-        f"{experiment.name}, exported as {model_type}, {length}",
+        f"{experiment.name}, exported as {model_type}, {trained}",
         *(f"  step {i + 1:4}  here {ours[i]:.6f}  there {theirs[i]:.6f}" for i in shown),
         f"  largest difference of losses {gaps.max():.1e}, at step {np.argmax(gaps) + 1}",
         *(f"  held-out loss{when} {loss:.5f}" for when, loss in evaluated.items()),
@@ -181,7 +175,7 @@ def main(args: list[str]) -> int:
     return compare_cases(
         options,
         dict.fromkeys(options.runs),
-        lambda workdir, _: run_circle(workdir, options.steps, options.text),
+        lambda workdir, _: run_circle(workdir, options.text),
         head=[
             f"{versions('transformers', 'torch', 'jax')}, CPU, float32",
             f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, decay {WEIGHT_DECAY} of matrices",

@@ -1,6 +1,6 @@
 """Compare the table of the fields of config.json with what `transformers` reads.
 
-    python -m bench config-fields [--write]
+    python -m bench config_fields [--write]
 
 The table is `transformer/interop/config_fields.json`. It is made from the source of transformers: a
 field counts as read if the modelling code of a supported class, the code that it calls for masks,

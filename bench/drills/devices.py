@@ -1,6 +1,6 @@
 """Train on several CPU devices with few cores beside a busy process: no run may abort or hang.
 
-    python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
+    python -m bench.drills.devices [--runs 10]
 
 XLA's CPU collectives block threads of a pool that all devices share, so programs that starve
 each other show here first (`train/engines/engine.py`). A small model trains a few steps on
@@ -29,6 +29,12 @@ from bench.drills.faults import Fit
 from train.telemetry.metrics_log import read_metrics
 
 DEVICES = 8
+
+CORES = 2
+"""Shared by the runs and the busy process. Starvation needs fewer cores than devices."""
+
+SECONDS = 600
+"""A run that takes longer counts as hung."""
 
 SETTINGS = (
     "--seed=5",
@@ -78,7 +84,7 @@ class Outcome(NamedTuple):
     errors: str  # the end of its standard error, if it failed
 
 
-def run_once(kind: str, folder: Path, limit: float) -> Outcome:
+def run_once(kind: str, folder: Path) -> Outcome:
     """Train once in a new process; return the outcome."""
     workdir = Path(tempfile.mkdtemp(dir=folder))
     compiled = {
@@ -88,7 +94,7 @@ def run_once(kind: str, folder: Path, limit: float) -> Outcome:
     began = time.perf_counter()
     process = Fit(workdir, (*SETTINGS, *KINDS[kind]), devices=DEVICES, environment=compiled)
     try:
-        code = process.wait(timeout=limit)
+        code = process.wait(timeout=SECONDS)
         end = {0: "well", -signal.SIGABRT: "aborted"}.get(code, f"exit status {code}")
     except subprocess.TimeoutExpired:
         end = "hung"
@@ -110,31 +116,27 @@ def spread(outcomes: list[Outcome], expected: list[float]) -> float:
     return max((abs(one - other) for one, other in pairs), default=0.0)
 
 
-def drill(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -> int:
+def drill(runs: int = 10) -> int:
     """Print a table; return 1 if a run failed or its losses differ.
 
     Args:
       runs: Runs per kind.
-      only: Run only the kinds whose names contain this.
-      cores: Cores shared by the runs and the busy process. Starvation needs fewer cores than
-        devices.
-      limit: Seconds after which a run counts as hung and is killed.
     """
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-    outcomes: dict[str, list[Outcome]] = {kind: [] for kind in KINDS if only in kind}
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    outcomes: dict[str, list[Outcome]] = {kind: [] for kind in KINDS}
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(runs):
                 for kind, own in outcomes.items():
-                    own.append(run_once(kind, Path(folder), limit))
+                    own.append(run_once(kind, Path(folder)))
                     end = f"{own[-1].end} after {own[-1].seconds:.0f} s {own[-1].errors[-600:]}"
                     print(f"{kind} {number + 1}/{runs}: {end}", file=sys.stderr, flush=True)
     finally:
         busy.kill()
     every = [outcome for own in outcomes.values() for outcome in own]
     expected = next((outcome.losses for outcome in every if outcome.end == "well"), [])
-    title = f"jax {jax.__version__}, {DEVICES} devices on {cores} cores beside a busy process"
+    title = f"jax {jax.__version__}, {DEVICES} devices on {CORES} cores beside a busy process"
     table = Table("kind", "runs", "ended", "warned", "seconds", "losses differ by", title=title)
     for kind, own in outcomes.items():
         ends = Counter(outcome.end for outcome in own)

@@ -32,9 +32,6 @@ import tyro
 
 ROOT = Path(__file__).parents[2]
 
-LANGUAGES = ("bash", "python")
-"""Languages of the blocks that are run. Others are text, output or settings."""
-
 BLOCK_SECONDS = 900
 """Limit of one block."""
 
@@ -43,9 +40,6 @@ TINY = (
     "--data.validation-fraction 0.01"
 )
 """Flags that make a language model of `quickstart` train in seconds."""
-
-VERBS = {"skip", "add", "first", "file", "replace"}
-"""Verbs of the comments."""
 
 _BLOCK = re.compile(
     r"((?:^ *<!-- run: [^\n]* -->\n)*)^( *)```(\w*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
@@ -80,16 +74,10 @@ class Block(NamedTuple):
         return [text for each, text in self.directives if each == verb]
 
     def prepared(self) -> str:
-        """Return the code as it runs here: with the page's replacements and flags.
-
-        Raises:
-          ValueError: The block lacks what is to be replaced.
-        """
+        """Return the code as it runs here: with the page's replacements and flags."""
         code = self.code
         for replacement in self.texts("replace"):
             old, _, new = replacement.partition(" => ")
-            if old not in code:
-                raise ValueError(f"run: replace {old}: is not in the block")
             code = code.replace(old, new)
         if self.language == "python":
             return code
@@ -108,23 +96,14 @@ def pages() -> list[str]:
 
 
 def blocks(text: str) -> list[Block]:
-    """Return the blocks of a page that can be run.
-
-    Raises:
-      ValueError: A directive is unknown.
-    """
+    """Return the blocks of a page that can be run."""
     result = []
     for match in _BLOCK.finditer(text):
         comments, indent, language, code = match.groups()
-        directives = _DIRECTIVE.findall(comments)
-        if unknown := {verb for verb, _ in directives} - VERBS:
-            raise ValueError(
-                f"run: {', '.join(unknown)}: is not a directive; see the drill's docstring"
-            )
-        if language in LANGUAGES:
+        if language in ("bash", "python"):  # others are text, output or settings
             code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
             line = text.count("\n", 0, match.start(3)) + 1
-            result.append(Block(line, language, code, directives))
+            result.append(Block(line, language, code, _DIRECTIVE.findall(comments)))
     return result
 
 
@@ -166,10 +145,7 @@ class Reader:
         for first in block.texts("first"):
             if problem := self._run_shell(first.replace("TINY", TINY)):
                 return problem
-        try:
-            code = block.prepared()
-        except ValueError as error:
-            return str(error)
+        code = block.prepared()
         return self._run_shell(code) if block.language == "bash" else self._run_python(code)
 
     def _run_shell(self, code: str) -> str:

@@ -60,21 +60,20 @@ def tiny(folder: Path, **changes: Any) -> Experiment:
 
 
 class Fit(subprocess.Popen[str]):
-    """Process of `python -m train fit`, on CPU devices unless the environment says otherwise."""
+    """Process of `fit quickstart`, on CPU devices unless the environment says otherwise."""
 
     def __init__(
         self,
         workdir: Path,
         settings: Sequence[str],
         *,
-        config: str = "quickstart",
         program: Sequence[str] = ("-m", "train"),
         devices: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with this object
         super().__init__(
-            [sys.executable, *program, "fit", config, "--workdir", str(workdir), *settings],
+            [sys.executable, *program, "fit", "quickstart", "--workdir", str(workdir), *settings],
             env={
                 "JAX_PLATFORMS": "cpu",
                 **os.environ,

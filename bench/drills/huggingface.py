@@ -1,19 +1,19 @@
 """Compare every supported family with `transformers`: tiny models, random weights, both ways.
 
-    python -m bench huggingface [--only WORD] [--output FILE]
-    python -m bench huggingface-multimodal
-    python -m bench huggingface-defaults
+    python -m bench huggingface [--only WORD]
+    python -m bench huggingface_multimodal
+    python -m bench huggingface_defaults
 
 `huggingface`: each model is created and saved by transformers, read here, written again and opened
 there. The table has the largest differences of logits, of hidden states of every layer, and of the
 gradient of the loss (relative to max(1, largest reference)), the number of greedy tokens that
 agree, and whether the tensors of the written files equal those read, bit for bit.
 
-`huggingface-multimodal`: the text part of models that also see. Each is saved with both layouts of
+`huggingface_multimodal`: the text part of models that also see. Each is saved with both layouts of
 its tensors, that of the files on the hub and that of transformers 5; both are read here. The table
 has the differences of the logits of text, and of the exported text model, opened there.
 
-`huggingface-defaults`: a field that is absent, or null, has the default of transformers. For every
+`huggingface_defaults`: a field that is absent, or null, has the default of transformers. For every
 type one model is saved; then each field that transformers reads is dropped, or set to null, in its
 config.json. If the shapes of all weights stay, the logits are compared; else the names and shapes
 of the weights that both expect. Where transformers itself refuses a config, nothing is compared.

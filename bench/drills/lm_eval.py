@@ -1,6 +1,6 @@
 """Evaluate models with EleutherAI's lm-evaluation-harness three ways, and compare the numbers.
 
-    python -m bench lm-eval [--only WORD] [--output FILE]
+    python -m bench lm_eval [--only WORD]
 
 Small models of GPT-2's and Llama's kind, trained for some seconds by torch and saved with their
 tokenizers, are evaluated by the harness's own `hf` (torch and transformers), as imported runs by
@@ -9,7 +9,7 @@ here: multiple choice, last words, perplexity in rolling windows, and generation
 contexts that are longer than the model. Compared is each answer: texts and greedy flags must be
 equal, and log-likelihoods within 1e-4.
 
-It needs the extras `hf` and `lm-eval`, `lm_eval[api]` and accelerate, and no network.
+It needs the extras `hf` and `lm_eval`, `lm_eval[api]` and accelerate, and no network.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Compare LoRA adapters with PEFT, both ways, for every supported family.
 
-    python -m bench peft [--only WORD] [--output FILE]
+    python -m bench peft [--only WORD]
     python -m bench peft --fixtures      # write the test fixtures
 
 Random adapters of a tiny model, on queries and values, on all matrices, and on two others, are

@@ -1,6 +1,6 @@
 """Compare the memory estimate of `plan` with what compilers reserve.
 
-    python -m bench.drills.plan [--platform tpu | gpu] [--write] [--fit]
+    python -m bench.drills.plan [--write] [--fit]
 
 Compile the real step of each case for its target and print both figures, with the fraction of
 cases within a tenth. Needs libtpu (`pip install '.[tpu]'`) or the CUDA plugin
@@ -9,11 +9,10 @@ are reported and skipped. `--write` stores the figures in tests/train/estimate/m
 which the tests check the estimates against; `--fit` prints the best coefficients.
 """
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tyro
@@ -38,17 +37,6 @@ FILE = Path("tests/train/estimate/memory_cases.json")
 
 CASES = Path(__file__).with_suffix(".txt")
 """A config, a target and settings on each line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Cases to compile."""
-
-    platform: Literal["all", "tpu", "gpu"] = "all"
-    write: bool = False
-    """Keep the numbers for the tests."""
-    fit: bool = False
-    """Compile nothing, and fit the coefficients to the numbers that are kept."""
 
 
 def parse_case(case: str) -> tuple[Experiment, Target]:
@@ -90,18 +78,21 @@ def ratio(case: dict[str, Any]) -> float:
     return float(case["arguments"] + size) / float(case["peak"])
 
 
-def drill(options: Options) -> None:
-    """Print a table."""
+def drill(write: bool = False, fit: bool = False) -> None:
+    """Print a table.
+
+    Args:
+      write: Store the numbers for the tests.
+      fit: Compile nothing, and fit the coefficients to the stored numbers.
+    """
     stored_cases = {each["case"]: each for each in json.loads(FILE.read_text())}
-    if options.fit:
-        fit(list(stored_cases.values()))
+    if fit:
+        print_fitted(list(stored_cases.values()))
         return
     table = Table("case", "estimated", "compiled", "ratio", "seconds", box=None)
     ratios = []
     for case in CASES.read_text().splitlines():
         if case.startswith("#"):
-            continue
-        if options.platform not in ("all", parse_target(case.split()[1]).chip.platform):
             continue
         try:
             result = compiled(case)
@@ -111,15 +102,14 @@ def drill(options: Options) -> None:
         ratios.append(ratio(result))
         shown = format_bytes(ratios[-1] * result["peak"]), format_bytes(result["peak"])
         table.add_row(case, *shown, f"{ratios[-1]:.2f}", str(result["seconds"]))
-        if options.write:
+        if write:
             stored_cases[case] = result
             FILE.write_text(json.dumps(list(stored_cases.values()), indent=1) + "\n")
     Console(width=160).print(table)
-    within = sum(abs(each - 1) <= 0.1 for each in ratios)
-    Console().print(f"{within} of {len(ratios)} within a tenth")
+    print(f"{sum(abs(each - 1) <= 0.1 for each in ratios)} of {len(ratios)} within a tenth")
 
 
-def fit(cases: list[dict[str, Any]]) -> None:
+def print_fitted(cases: list[dict[str, Any]]) -> None:
     """Print coefficients fitted to all cases of a platform, with errors relative to all memory.
 
     The least sum of what errors exceed 0.05: a mean square would trade many good estimates for a
@@ -134,14 +124,13 @@ def fit(cases: list[dict[str, Any]]) -> None:
         sizes = [each["terms"] | {"arguments": each["arguments"]} for each in own]
         targets = 1 - np.array([sum(each[name] for name in known) for each in sizes]) / peak[:, 0]
         coefficients = fitted(matrix, targets)
-        rounded = coefficients.round(2).tolist()
-        Console().print(platform, dict(zip(names, rounded, strict=True)))
+        print(platform, dict(zip(names, coefficients.round(2).tolist(), strict=True)))
         errors = abs(matrix @ coefficients - targets)
         others = [fitted(np.delete(matrix, i, 0), np.delete(targets, i)) for i in range(len(own))]
         held_out = abs(np.sum(matrix * np.array(others), axis=1) - targets)
         for name, values in (("fitted", errors), ("each without itself", held_out)):
             within, worst = sum(values <= 0.1), max(values)
-            Console().print(f"{name}: {within} of {len(own)} within a tenth, worst {worst:.0%}")
+            print(f"{name}: {within} of {len(own)} within a tenth, worst {worst:.0%}")
 
 
 def fitted(
@@ -161,7 +150,7 @@ def fitted(
 
 def main(argv: list[str]) -> None:
     """Run the drill with these arguments."""
-    drill(tyro.cli(Options, args=argv))
+    tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":

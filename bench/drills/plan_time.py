@@ -1,13 +1,12 @@
 """Step time estimated by a plan, compared with the real step on the local devices.
 
-    python -m bench.drills.plan_time [--cases "gpt2:small --batch-size 8" ...] [--steps 5]
+    python -m bench.drills.plan_time [--clock cores]
 
 Each case is planned as it is, compiled, and run on random tokens; the drill prints both times and
 the terms of the estimate, then the median and the worst error. Nothing is read: vocabularies are
 given.
 """
 
-import dataclasses
 import statistics
 import sys
 import time
@@ -53,29 +52,24 @@ LARGE = (
 )
 """For accelerators, one or several."""
 
+STEPS = 5
+"""Timed steps of each case."""
+
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cores": time.process_time}
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Steps to time."""
+def drill(clock: Literal["wall", "cores"] = "wall") -> None:
+    """Print a table.
 
-    cases: tuple[str, ...] = ()
-    """A config with settings each; if none is given, some that suit the devices."""
-    steps: int = 5
-    """Number of timed steps."""
-    clock: Literal["wall", "cores"] = "wall"
-    """cores: the seconds of this process's cores, on a machine that is shared. Give it one core
-    (taskset -c 0), or waiting for the others counts too."""
-
-
-def drill(options: Options) -> None:
-    """Print a table."""
-    target = local_target(CLOCKS[options.clock])
+    Args:
+      clock: "cores" counts the seconds of this process's cores, on a machine that is shared. Give
+        it one core (taskset -c 0), or waiting for the others counts too.
+    """
+    target = local_target(CLOCKS[clock])
     table = Table("case", "matmuls", "memory", "estimated", "measured", "ratio", box=None)
     ratios = []
-    for case in options.cases or (SMALL if target.chip.platform == "cpu" else LARGE):
-        estimate, measured = compared(case, target, options)
+    for case in SMALL if target.chip.platform == "cpu" else LARGE:
+        estimate, measured = compared(case, target, CLOCKS[clock])
         ratios.append(estimate.step_seconds / measured)
         times = (estimate.compute_seconds, estimate.memory_seconds, estimate.step_seconds, measured)
         table.add_row(case, *(f"{each * 1e3:.1f} ms" for each in times), f"{ratios[-1]:.2f}")
@@ -95,18 +89,18 @@ def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
     return resolve_sizes(given.experiment)
 
 
-def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:
+def compared(case: str, target: Target, clock: Clock) -> tuple[StepTime, float]:
     """Return the estimate of a case, and the measured seconds of a step."""
     experiment, _ = settings_of(case)
     candidate = Candidate.from_experiment(experiment, target.num_devices)
     estimate = estimate_step_time(Quantities(experiment, target.hardware), candidate, target)
     compiled = compile_step(experiment, target)
-    return estimate, time_step(experiment, compiled, options.steps, CLOCKS[options.clock])
+    return estimate, time_step(experiment, compiled, STEPS, clock)
 
 
 def main(argv: list[str]) -> None:
     """Run the drill with these arguments."""
-    drill(tyro.cli(Options, args=argv))
+    tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compare embeddings of texts with sentence-transformers: tiny models, random weights.
 
-    python -m bench sentence-transformers [--only WORD] [--output FILE]
-    python -m bench sentence-transformers --fixtures        # write the test fixtures
+    python -m bench sentence_transformers [--only WORD]
+    python -m bench sentence_transformers --fixtures        # write the test fixtures
 
 Each model is made of a tiny transformer, a tokenizer trained on a few sentences, a pooling and
 sometimes a normalization, and saved by sentence-transformers. Its vectors of texts of many lengths,

@@ -1,12 +1,11 @@
-"""Send a server large and hostile bodies, clients that leave, and the requests of a client.
+"""Send a server large and hostile bodies, and clients that leave.
 
     python -m bench.drills.server
 
 A small model is served on this machine. Of each kind of body eight are sent at once: the table has
 the status of the answers, the seconds until the last one, and how much the server's largest memory
-grew. Then clients leave while they wait or are answered, and a request is timed after them. Last,
-the client `openai` sends requests of its own, if it is installed; those of lm-evaluation-harness
-are in `bench.drills.lm_eval`.
+grew. Then clients leave while they wait or are answered, and a request is timed after them. The
+requests of a client are in `bench.drills.lm_eval`.
 """
 
 import json
@@ -18,16 +17,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import tyro
 
 import train
 from bench.drills.faults import tiny
 from train.data.data_config import TextDataConfig, TokenizerConfig
-from train.experiment import Experiment
 from transformer import TransformerConfig
 
 AT_ONCE = 8
@@ -206,87 +202,30 @@ def departures(server: Server) -> Iterator[str]:
         yield f"{name:24} {whole:15.2f} {seconds:14.2f}" + ("" if seconds < 2 else "  FAILED")
 
 
-def openai_client(server: Server) -> Iterator[str]:
-    """Yield what the client of OpenAI's API was answered."""
-    try:
-        import openai
-    except ImportError as error:
-        yield f"\nclient: not tried ({error})"
-        return
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
-    question: Any = {"role": "user", "content": [{"type": "text", "text": "Hello"}], "name": None}
-    common: Any = dict(model=server.model, max_tokens=8, seed=1)
-    optional = "stop logprobs temperature top_p n logit_bias presence_penalty stream_options"
-    nulls: Any = common | dict.fromkeys(optional.split())
-
-    def conversation() -> str:
-        first = client.chat.completions.create(messages=[question], **common).choices[0].message
-        messages: Any = [question, first.to_dict(), question]
-        second = client.chat.completions.create(messages=messages, **nulls, tools=None)
-        return str(second.choices[0].finish_reason)
-
-    def streamed() -> int:
-        messages: Any = [question]
-        with client.chat.completions.create(messages=messages, stream=True, **common) as stream:
-            return sum(len(each.choices[0].delta.content or "") > 0 for each in stream)
-
-    def complete(**fields: Any) -> list[str]:
-        answer = client.completions.create(**{**common, **fields})
-        return [each.finish_reason for each in answer.choices]
-
-    calls: dict[str, Callable[[], Any]] = {
-        "models": lambda: [each.id for each in client.models.list()],
-        "completion of two texts, n 2": lambda: complete(prompt=["a", "b"], n=2),
-        "completion of token ids": lambda: complete(prompt=[[5, 6], [7]]),
-        "completion with nulls": lambda: complete(**nulls, prompt="a", suffix=None),
-        "chat of three turns, with nulls": conversation,
-        "pieces of a stream": streamed,
-        "logprobs and echo": lambda: complete(prompt="a", logprobs=1, echo=True),
-    }
-    yield f"\nclient openai {openai.__version__}"
-    for name, call in calls.items():
-        try:
-            text = repr(call())
-        except Exception as error:  # noqa: BLE001, shown
-            text = f"{type(error).__name__}: {error}"
-        yield f"  {name:42} {text[:120]}"
-
-
-def experiment(folder: Path) -> Experiment:
-    """Return a small experiment whose model is served."""
-    data = TextDataConfig(
-        path="python:library",
-        max_bytes=1_000_000,
-        sequence_length=64,
-        tokenizer=TokenizerConfig("bpe", vocab_size=2048),
-        cache_dir=str(folder / "cache"),
-    )
-    model = TransformerConfig(d_model=32, num_layers=2)
-    return tiny(folder, name="served", model=model, data=data)
-
-
-def drill() -> int:
+def main(_: list[str]) -> int:
     """Print the tables; return 1 if something failed."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     failed = False
     with tempfile.TemporaryDirectory() as name:
-        run = str(Path(name, "run"))
-        train.fit(experiment(Path(name)), run, quiet=True)
+        run, model = str(Path(name, "run")), TransformerConfig(d_model=32, num_layers=2)
+        data = TextDataConfig(
+            path="python:library",
+            max_bytes=1_000_000,
+            sequence_length=64,
+            tokenizer=TokenizerConfig("bpe", vocab_size=2048),
+            cache_dir=str(Path(name, "cache")),
+        )
+        train.fit(tiny(Path(name), name="served", model=model, data=data), run, quiet=True)
         server = Server(run)
         try:
             server.ask(completion())  # compiles
-            for part in (bodies, departures, openai_client):
+            for part in (bodies, departures):
                 for line in part(server):
                     print(line, flush=True)
                     failed |= "FAILED" in line
         finally:
             server.stop()
     return int(failed)
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """Texts and tokens beside `transformers` and `sentencepiece`, case by case.
 
-    python -m bench tokenizer-files [--only WORD] [--output FILE] [--fixtures]
-    python -m bench sentencepiece-models --data FOLDER [--output FILE] [--fixtures]
-    python -m bench chat-templates [--output FILE]
+    python -m bench tokenizer_files [--only WORD] [--fixtures]
+    python -m bench sentencepiece_models --data FOLDER [--fixtures]
+    python -m bench chat_templates
 
-`tokenizer-files`: each case is a small folder as models are published in: config.json, vocabularies
+`tokenizer_files`: each case is a small folder as models are published in: config.json, vocabularies
 without a tokenizer.json (or with one), and settings. Compared with `AutoTokenizer` are the tokens
 of texts, those before and after them included, what is decoded, the end token and the special
 tokens.
 
-`sentencepiece-models`: models of every kind are trained on 10,000 lines of English and German (the
+`sentencepiece_models`: models of every kind are trained on 10,000 lines of English and German (the
 folder holds `wikitext-2/` and `multi30k/raw/`): unigram and BPE, with and without normalization,
 byte fallback, a dummy prefix, user-defined and control pieces. The table has the lines of other
 splits whose ids or whose decoded texts differ from those of the package, and the same for texts
 made to break it.
 
-`chat-templates`: templates in the style of published models (written here, from descriptions of
+`chat_templates`: templates in the style of published models (written here, from descriptions of
 their formats) are rendered for conversations with and without a system message, with line ends,
 quotes and other scripts, with tools, calls of them, reasoning and variables, here and by
 `apply_chat_template`. For templates with `{% generation %}` the mask of the assistant's tokens is
@@ -175,7 +175,7 @@ def _write_lines(path: Path, records: list[Any], **settings: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePieceOptions(Options):
-    """Command line of `sentencepiece-models`."""
+    """Command line of `sentencepiece_models`."""
 
     data: Path
     """Folder with `wikitext-2/` and `multi30k/raw/`."""

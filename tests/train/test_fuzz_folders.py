@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.drills import _fuzz_targets
-from bench.drills.fuzz import fuzz
+from bench.drills.fuzz import Target, fuzz
+from bench.drills.fuzz import targets as all_targets
 
 CASES = 25
 
@@ -33,34 +33,30 @@ DATASETS = (
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets.Target]:
-    actual = _fuzz_targets.targets(tmp_path_factory.mktemp("scratch") / "checkpoints")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    actual = all_targets(tmp_path_factory.mktemp("scratch") / "checkpoints")
     return {target.name: target for target in actual}
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
-def test_damaged_run_files(
-    targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
-) -> None:
-    counts = fuzz(targets[name], tmp_path, CASES, seed=0)
+def test_damaged_run_files(targets: dict[str, Target], name: str, tmp_path: Path) -> None:
+    counts = fuzz(targets[name], tmp_path, CASES)
     assert counts["cases"] >= CASES
     assert counts["refused"] < counts["cases"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", DATASETS)
-def test_damaged_datasets(
-    targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
-) -> None:
-    assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
+def test_damaged_datasets(targets: dict[str, Target], name: str, tmp_path: Path) -> None:
+    assert fuzz(targets[name], tmp_path, CASES)["cases"] >= CASES
 
 
 @pytest.mark.full
-def test_random_arguments(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
-    assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
+def test_random_arguments(targets: dict[str, Target], tmp_path: Path) -> None:
+    assert fuzz(targets["settings"], tmp_path, CASES)["refused"]
 
 
 @pytest.mark.nightly
-def test_random_models(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
-    counts = fuzz(targets["models"], tmp_path, CASES, seed=0)
+def test_random_models(targets: dict[str, Target], tmp_path: Path) -> None:
+    counts = fuzz(targets["models"], tmp_path, CASES)
     assert 0 < counts["refused"] < counts["cases"]

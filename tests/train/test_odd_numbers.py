@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from bench.drills._fuzz_targets import put
+from bench.drills.fuzz import put
 from tests.train.support import command, tiny, write_config
 from train.assembly import make_engine
 from train.cli.config_verbs import PlanArguments

@@ -104,7 +104,7 @@ def step(argv: list[str]) -> None:
             "threads": cores(),
         }
         if options.against == "products":
-            command = (*OURS, "products")
+            command: tuple[str, ...] = (*OURS, "products")
         else:
             command = peer(options.torch_python, options.against)
         tokens = options.steps * shape.batch * shape.context

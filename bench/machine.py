@@ -4,7 +4,6 @@ import functools
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 
 
@@ -58,36 +57,6 @@ def commit() -> str:
         "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/results"
     )
     return f"{name or 'unknown'}{'-dirty' if changed else ''}"
-
-
-class Neighbours:
-    """Watch the fraction of this machine's cores that other processes use."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._busy = _busy_seconds()
-
-    def share(self, own: float) -> float | None:
-        """Return the fraction of all cores' time since creation that others used, 0 to 1.
-
-        own: Processor seconds of this measurement's own processes.
-        None if the system does not report it (only Linux does).
-        """
-        busy = _busy_seconds()
-        if busy is None or self._busy is None:
-            return None
-        available = (time.perf_counter() - self._started) * (os.cpu_count() or 1)
-        return min(1.0, max(0.0, (busy - self._busy - own) / available))
-
-
-def _busy_seconds() -> float | None:
-    """Return the processor time used by all processes since boot, summed over cores."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return None
-    # user nice system idle iowait irq softirq steal: see proc_stat(5)
-    ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_model() -> str:

@@ -4,7 +4,6 @@ from bench.entries import Entry
 
 _TORCH = "a Python with torch"
 _HF = "a Python with torch and transformers"
-_NANOGPT = "tiny Shakespeare, nanoGPT, a Python with torch"
 
 ENTRIES = (
     Entry(
@@ -19,14 +18,7 @@ ENTRIES = (
         "How long does a whole run take beside nanoGPT's, and what is its loss?",
         12,
         "race.training:shakespeare",
-        _NANOGPT,
-    ),
-    Entry(
-        "start",
-        "How long is it from the start of Python to the end of the first step, beside nanoGPT?",
-        3,
-        "race.training:start",
-        _NANOGPT,
+        "tiny Shakespeare, nanoGPT, " + _TORCH,
     ),
     Entry(
         "decode",
@@ -82,17 +74,10 @@ ENTRIES = (
         "race.mixer_costs:mixer_costs",
     ),
     Entry(
-        "data",
-        "How fast is a text prepared, beside Hugging Face's tokenizers?",
-        1,
-        "race.files:data",
-        "a text, " + _HF,
-    ),
-    Entry(
         "hf_import",
         "How much memory and time does reading a Hugging Face model take, beside transformers?",
         3,
-        "race.files:hf_import",
+        "race.hf_import:hf_import",
         _HF,
     ),
     Entry(

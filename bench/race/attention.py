@@ -14,14 +14,12 @@ import numpy as np
 import tyro
 from matplotlib import pyplot
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from bench.machine import cores
-from bench.race.harness import OURS, Contender, peer, print_machine, print_race
+from bench.race.harness import OURS, Contender, peer, print_machine, print_race, take_turns
 from train.runtime.local_hardware import local_hardware
 from transformer import (
-    MIXERS,
     AttentionConfig,
     Initialization,
     Mask,
@@ -45,8 +43,8 @@ class RaceOptions:
     """
 
     torch_python: Path | None = None
-    """The interpreter that has PyTorch, whose `scaled_dot_product_attention` is the reference.
-    None: our backends alone, the last is the reference."""
+    """The interpreter that has PyTorch, whose `scaled_dot_product_attention` is the reference, of
+    the causal mask only. None: our backends alone, the last is the reference."""
     backends: tuple[str, ...] = ("blockwise",)
     """Our backends: `AttentionConfig.backend`, or `blockwise512` for tiles of 512. One that does
     not support the mask is replaced by the reference."""
@@ -55,7 +53,6 @@ class RaceOptions:
     batch: int = 1
     """Number of sequences of the first length; longer ones are fewer, for as many tokens."""
     num_heads: int = 4
-    head_dim: int = 64
     window: int = 0
     """Each query sees this many keys, itself included. 0: all earlier ones."""
     segments: int = 0
@@ -71,15 +68,17 @@ class RaceOptions:
 def attention(argv: list[str]) -> None:
     """Race at each length."""
     options = tyro.cli(RaceOptions, args=argv)
-    print_machine(Console())
-    masks = ["padding" if options.padding else "causal"]
-    masks += [f"window {options.window}"] if options.window else []
-    masks += [f"{options.segments} documents"] if options.segments else []
+    print_machine()
     for length in options.lengths:
-        shared = ("num_heads", "head_dim", "window", "segments", "padding", "precision")
-        settings: dict[str, Any] = {name: getattr(options, name) for name in shared}
         batch = max(1, options.batch * options.lengths[0] // length)
-        settings |= {"batch": batch, "length": length, "threads": cores()}
+        settings: dict[str, Any] = {
+            **dataclasses.asdict(options),
+            "torch_python": "",
+            "head_dim": 64,
+            "batch": batch,
+            "length": length,
+            "threads": cores(),
+        }
         sides = [
             Contender(f"ours, {backend}", (*OURS, "attention"), {**settings, "backend": backend})
             for backend in options.backends
@@ -88,12 +87,9 @@ def attention(argv: list[str]) -> None:
             theirs = peer(options.torch_python, "attention")
             sides.append(Contender("PyTorch", theirs, settings))
         print_race(
-            f"{batch} x {length:,} tokens, {options.num_heads} heads of {options.head_dim}, "
-            f"{options.precision}, {', '.join(masks)}",
+            f"{batch} x {length:,} tokens, {options.num_heads} heads of 64, {options.precision}",
             sides,
-            reference=sides[-1].name,
             work=options.steps * batch * length,
-            unit="tokens",
             rounds=options.rounds,
             steps=options.steps,
             warmup=options.steps,
@@ -103,23 +99,17 @@ def attention(argv: list[str]) -> None:
 # Cost by length -----------------------------------------------------------------------------------
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Return the wall time until the results are ready."""
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start
-
-
 class Cost(NamedTuple):
     """Cost of a program at one length."""
 
-    seconds: float | None
-    """None: not run."""
+    seconds: float
     memory: int
     """Bytes that the compiler reserves besides arguments and results."""
 
 
 Costs = dict[str, dict[int, Cost]]
+MAX_MEMORY = 10 * 2**30
+"""Bytes; what needs more is not run, nor at greater lengths."""
 
 
 def costs_by_length(
@@ -129,8 +119,6 @@ def costs_by_length(
     *,
     rounds: int,
     patience: float,
-    max_gib: float,
-    memory_of_all: bool = False,
 ) -> Costs:
     """Measure programs in turns at growing lengths.
 
@@ -139,59 +127,68 @@ def costs_by_length(
       lengths: T, growing.
       compiled: (name, length) -> the compiled program and its arguments.
       rounds: Number of timings, of which the median is taken.
-      patience: Seconds for the rounds of one program at one length. What takes longer is run once,
-        and not at greater lengths.
-      max_gib: Memory in GiB; what needs more is not run, nor at greater lengths.
-      memory_of_all: Compile what is not run too, for its memory.
+      patience: Seconds for the rounds of one program at one length. What takes more than a third is
+        run once, and not at greater lengths.
     """
     costs: Costs = {name: {} for name in names}
-    over_limit: set[str] = set()
-    for length in track(lengths, "lengths"):
-        calls: dict[str, Callable[[], Any]] = {}
-        times: dict[str, list[float]] = {}
+    left_out: set[str] = set()
+    for length in lengths:
+        sides: dict[str, Callable[[], float]] = {}
         for name in names:
-            if name in over_limit and not memory_of_all:
+            if name in left_out:
                 continue
             program, arguments = compiled(name, length)
             memory = int(program.memory_analysis().temp_size_in_bytes)
-            if memory > max_gib * 2**30:
-                over_limit.add(name)
-            if name not in over_limit:
-                calls[name] = functools.partial(program, *arguments)
-                first = seconds_of(calls[name])
-                times[name] = [first] if first > patience / 3 else []
-            if name not in over_limit or memory_of_all:
-                costs[name][length] = Cost(None, memory)
-        over_limit |= {name for name, measured in times.items() if measured}
-        for _ in range(rounds):
-            for name in calls.keys() - over_limit:
-                times[name].append(seconds_of(calls[name]))
-        for name, measured in times.items():
-            costs[name][length] = costs[name][length]._replace(seconds=median(measured))
+            if memory > MAX_MEMORY:
+                left_out.add(name)
+                continue
+            run = functools.partial(_seconds_of, program, arguments)
+            costs[name][length] = Cost(run(), memory)
+            if costs[name][length].seconds > patience / 3:
+                left_out.add(name)
+            else:
+                sides[name] = run
+        for name, seconds in take_turns(sides, rounds).items():
+            costs[name][length] = costs[name][length]._replace(seconds=median(seconds))
         jax.clear_caches()
     return costs
 
 
-def draw_costs(costs: Costs, labels: Sequence[str], passes: str, path: Path) -> None:
+def _seconds_of(program: Any, arguments: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program(*arguments))
+    return time.perf_counter() - start
+
+
+def print_costs(costs: Costs, lengths: Sequence[int], **columns: Callable[[str], str]) -> None:
+    """Print seconds and MiB at the lengths, and further columns by the name of the program."""
+    titles = (*(f"{t:,}" for t in lengths), *columns)
+    table = Table("", *titles, title="seconds, and MiB beside arguments and results")
+    for name, own in costs.items():
+        cells = [
+            f"{own[t].seconds:.4f}, {own[t].memory / 2**20:,.1f}" if t in own else "-"
+            for t in lengths
+        ]
+        table.add_row(name, *cells, *(column(name) for column in columns.values()))
+    Console(width=160).print(table)
+
+
+def draw_costs(costs: Costs, passes: str, path: Path) -> None:
     """Plot time and memory against length, on logarithmic axes."""
     fig, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     colors = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
-    for index, (label, costs_of_one) in enumerate(zip(labels, costs.values(), strict=True)):
+    for index, (name, own) in enumerate(costs.items()):
         style: Any = dict(color=colors[index % 20], marker=".")
-        style["linestyle"] = "--" if label.startswith("full") else "-"
-        run = {t: cost.seconds for t, cost in costs_of_one.items() if cost.seconds is not None}
-        axes[0].loglog(list(run), list(run.values()), label=label, **style)
-        mebibytes = [cost.memory / 2**20 for cost in costs_of_one.values()]
-        axes[1].loglog(list(costs_of_one), mebibytes, **style)
+        style["linestyle"] = "--" if name.startswith("full") else "-"
+        axes[0].loglog(list(own), [cost.seconds for cost in own.values()], label=name, **style)
+        axes[1].loglog(list(own), [cost.memory / 2**20 for cost in own.values()], **style)
     axes[0].set(xlabel="tokens", ylabel=f"seconds, {passes}")
     axes[1].set(xlabel="tokens", ylabel="MiB beside arguments and results")
     axes[0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=120)
     pyplot.close(fig)
 
 
-FIRST_OF_SLOPE = 4096
 EXACT = {
     "full, all scores at once": AttentionConfig(backend="reference"),
     "full, query blocks": AttentionConfig(backend="query_blocks"),
@@ -221,7 +218,7 @@ FAMILY = (
 class CostOptions:
     """Measure time and memory of every variant of attention against the length.
 
-    Each variant is a whole mixer, projections included, on one sequence of T tokens: forward and
+    Each variant is a whole mixer with 4 heads of 64, on one sequence of T tokens: forward and
     backward for its weights and its input. Variants take turns at one length. The exponents are the
     slopes of log time and log memory over log T from 4,096 tokens on; `crossing` is the length from
     which a variant's step is faster than that of full attention with the backend `auto`.
@@ -231,61 +228,44 @@ class CostOptions:
     """Names of mixers, or full attention with one backend: "full, blockwise"."""
     lengths: tuple[int, ...] = tuple(2**power for power in range(9, 17))
     """T, growing: 512 to 65,536."""
-    num_heads: int = 4
-    head_dim: int = 64
     rounds: int = 3
     """Number of timings per step."""
     patience: float = 20.0
     """Seconds for the rounds of one variant at one length; a slower one is left out beyond."""
-    most: float = 8.0
-    """Memory limit of a step, in GiB."""
     figure: Path | None = Path("docs/figures/attention_cost.png")
 
 
 def attention_costs(argv: list[str]) -> None:
     """Measure, print the table and draw the figure."""
-    options, console = tyro.cli(CostOptions, args=argv), Console()
-    unknown = [name for name in options.variants if name not in {*MIXERS, *EXACT}]
-    if unknown:
-        raise SystemExit(f"variant {unknown[0]}: is not known; give some of {', '.join(FAMILY)}")
-    print_machine(console)
+    options = tyro.cli(CostOptions, args=argv)
+    print_machine()
     costs = costs_by_length(
         options.variants,
         options.lengths,
-        functools.partial(_mixer_step, options),
+        _mixer_step,
         rounds=options.rounds,
         patience=options.patience,
-        max_gib=options.most,
     )
-    lengths_shown = [t for t in options.lengths if t in (1024, 4096, 16_384, 65_536)]
-    lengths_shown = lengths_shown or list(options.lengths[-1:])
-    table = Table(title="forward and backward, seconds and MiB")
-    for title in ("", *(f"{t:,}" for t in lengths_shown), "time ~ T^", "memory ~ T^", "crossing"):
-        table.add_column(title, justify="left" if not title else "right")
-    for name, costs_of_variant in costs.items():
-        cells = [
-            f"{costs_of_variant[t].seconds:.3f} s, {costs_of_variant[t].memory / 2**20:,.0f}"
-            if t in costs_of_variant
-            else "-"
-            for t in lengths_shown
-        ]
-        exponents = (_slope(costs_of_variant, what) for what in ("seconds", "memory"))
-        crossing = _crossing(costs_of_variant, costs.get("full", {})) if name != "full" else "-"
-        table.add_row(name, *cells, *exponents, crossing)
-    console.print(table)
+    print_costs(
+        costs,
+        options.lengths,
+        time=lambda name: _slope(costs[name], "seconds"),
+        memory=lambda name: _slope(costs[name], "memory"),
+        crossing=lambda name: _crossing(costs[name], costs.get("full", {})),
+    )
     if options.figure:
-        draw_costs(costs, list(costs), "forward and backward", options.figure)
+        draw_costs(costs, "forward and backward", options.figure)
 
 
-def _mixer_step(options: CostOptions, name: str, length: int) -> tuple[Any, Sequence[Any]]:
-    """Compile the gradients of a variant, with the requested sizes and defaults otherwise."""
+def _mixer_step(name: str, length: int) -> tuple[Any, Sequence[Any]]:
+    """Compile the gradients of a variant, with defaults but for its sizes."""
     config: MixerConfig = EXACT.get(name) or default_config(name)
-    sizes = {"num_heads": options.num_heads, "head_dim": options.head_dim}
-    sizes["max_length"] = length  # Linformer's projections have the length of the sequence
+    # Linformer's projections have the length of the sequence.
+    sizes = {"num_heads": 4, "head_dim": 64, "max_length": length}
     names = {field.name for field in dataclasses.fields(config)}
     changes: Any = {name: size for name, size in sizes.items() if name in names}
     config = dataclasses.replace(config, **changes)
-    width = options.num_heads * options.head_dim
+    width = 256
     shared = ModelContext(width, 2, Precision(), Initialization(), local_hardware())
     mixer = mixer_class(config)(config, shared, parent=None)
     causal = mixer.abilities(config).causal
@@ -308,7 +288,7 @@ def _mixer_step(options: CostOptions, name: str, length: int) -> tuple[Any, Sequ
 
 def _slope(costs: dict[int, Cost], what: str) -> str:
     """Return the exponent p of cost ~ T^p, fitted by least squares to the longer lengths."""
-    points = [(t, getattr(cost, what)) for t, cost in costs.items() if t >= FIRST_OF_SLOPE]
+    points = [(t, getattr(cost, what)) for t, cost in costs.items() if t >= 4096]
     if len(points) < 2:
         return "-"
     x, y = np.log(np.array(points, float)).T
@@ -317,7 +297,7 @@ def _slope(costs: dict[int, Cost], what: str) -> str:
 
 def _crossing(costs: dict[int, Cost], full: dict[int, Cost]) -> str:
     """Return the length from which on the step is always faster than full attention's."""
-    seconds = {t: (costs[t].seconds or 0, full[t].seconds or 0) for t in set(costs) & set(full)}
+    seconds = {t: (costs[t].seconds, full[t].seconds) for t in set(costs) & set(full)}
     slower = [t for t, (own, of_full) in seconds.items() if own >= of_full]
     faster = [t for t in seconds if t > max(slower, default=0)]
     return f"{min(faster):,}" if faster else "-"

@@ -1,8 +1,6 @@
 """GPUs: all measurements on one in one call, and a step compiled for one and read."""
 
 import dataclasses
-import importlib.metadata
-import importlib.util
 import math
 import os
 import re
@@ -44,126 +42,71 @@ from transformer.models.unstacked import unstack_for_decoding
 
 # All measurements on a GPU ------------------------------------------------------------------------
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "optax", "orbax-checkpoint", "torch")
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuOptions:
-    """Run all measurements on a GPU that results refer to, in ten minutes.
-
-    Parts run one after the other, each a process with a time limit, and write what they print as
-    they go. A part whose packages are missing is skipped with their names.
-    """
-
-    output: Path = Path("gpu-results")
-    """Folder for what each part prints."""
-    parts: str = "eabdf"
-    """Parts in this order: e tests, a decoding, b training step of 124M, d Llama of 1.3B, f plan
-    beside what was measured."""
-    nanogpt: Path | None = None
-    """A checkout of nanoGPT; without it part b has no peer."""
-    tiny: bool = False
-    """Small models, to try every part, on a CPU too."""
-
-
-class Part(NamedTuple):
-    """One process: what it is for, its command and its time limit."""
-
-    letter: str
-    title: str
-    command: tuple[str, ...]
-    seconds: int
-    needs: tuple[str, ...] = ()
-    """Modules without which it is skipped."""
-
-
-def parts_of(options: GpuOptions) -> list[Part]:
-    """Return the processes of all parts."""
-    tests = ("pytest", "-q", "-c", "tests_device/pytest.ini", "--rootdir", ".", "tests_device")
-    decode: tuple[str, ...] = ("bench", "decode", "--variants", "--batch", "1", "--precision")
-    step: tuple[str, ...] = ("bench", "step", "--precision")
-    products: tuple[str, ...] = ("--against", "products")
-    if options.nanogpt:
-        products = ("--against", "nanogpt", "--nanogpt", str(options.nanogpt))
-    torch = ("torch",) if options.nanogpt else ()
-    if options.tiny:
-        decode += ("float32", "--rounds", "1", "--layers", "2", "--width", "64", "--heads", "2")
-        decode += ("--vocabulary", "512")
-        step += ("float32", "--rounds", "1", "--steps", "1", "--warmup", "1", "--shapes")
-        return [
-            Part("e", "tests", (*tests, "--collect-only"), 150, ("pytest",)),
-            Part("a", "decoding", decode, 70),
-            Part("b", "training step", (*step, "small", *products), 80, torch),
-            Part("d", "Llama", (*step, "llama-tiny", "--against", "hf"), 110, ("transformers",)),
-            Part("f", "plan", ("bench.drills.plan_time", "--steps", "2"), 50),
-        ]
-    decode += ("bfloat16", "--rounds")
-    large = ("2", "--layers", "48", "--width", "1600", "--heads", "25")
-    step += ("bfloat16", "--rounds", "3", "--steps", "10", "--warmup", "5", "--compile", "--shapes")
-    plan = ("bench.drills.plan_time", "--cases", "gpt2", "transformer_base", "bert_base")
-    return [
-        Part("e", "tests", tests, 150, ("pytest",)),
-        Part("a", "decoding, 124M", (*decode, "3"), 70),
-        Part("a", "decoding, 1.5B", (*decode, *large), 80),
-        Part("b", "training step, 124M", (*step, "gpt2-1k", *products), 80, torch),
-        Part("d", "Llama, 1.3B", (*step, "llama-1b", "--against", "hf"), 110, ("transformers",)),
-        Part("f", "plan", plan, 50),
-    ]
+PARTS = (
+    "pytest -q -c tests_device/pytest.ini --rootdir . tests_device",
+    "bench decode --variants --batch 1 --precision bfloat16 --rounds 3",
+    "bench decode --variants --batch 1 --precision bfloat16 --layers 48 --width 1600 --heads 25",
+    "bench step --precision bfloat16 --rounds 3 --steps 10 --warmup 5 --compile --shapes gpt2-1k",
+    "bench.drills.plan_time --cases gpt2 transformer_base bert_base",
+)
+MAX_SECONDS = 150
+"""Of each part."""
 
 
 def on_a_gpu(argv: list[str]) -> int:
     """Run the parts; return the number of those that failed."""
-    options, failed = tyro.cli(GpuOptions, args=argv), 0
-    options.output.mkdir(parents=True, exist_ok=True)
-    installed = {each.name: each.version for each in importlib.metadata.distributions()}
-    print(", ".join(f"{name} {installed.get(name, 'missing')}" for name in PACKAGES), flush=True)
-    chosen = (p for letter in options.parts for p in parts_of(options) if p.letter == letter)
-    for number, part in enumerate(chosen):
-        print(f"== {part.letter} {part.title}", flush=True)
-        missing = [name for name in part.needs if importlib.util.find_spec(name) is None]
-        if missing:
-            print(f"-- not run, without {', '.join(missing)}", flush=True)
-            continue
-        start, path = time.monotonic(), options.output / f"{part.letter}{number}.txt"
-        with path.open("w") as log:
-            process = subprocess.Popen(
-                (sys.executable, "-m", *part.command),
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    return tyro.cli(_run_parts, args=argv)
+
+
+def _run_parts(nanogpt: Path | None = None) -> int:
+    """Run all measurements on a GPU that results refer to, in ten minutes.
+
+    The tests for devices, decoding with 124 million and 1.5 billion parameters, a training step of
+    124 million, and steps beside the estimates of `plan`. Each is a process with a time limit.
+
+    Args:
+      nanogpt: A checkout of nanoGPT; without it the training step races against its own products.
+    """
+    peer = ("--against", "nanogpt", "--nanogpt", str(nanogpt))
+    failed = 0
+    for part in PARTS:
+        command = (sys.executable, "-m", *part.split())
+        if "step" in command:
+            command += peer if nanogpt else ("--against", "products")
+        print("==", *command, flush=True)
+        start = time.monotonic()
+        with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
             try:
-                code = process.wait(part.seconds * (10 if options.tiny else 1))
+                code = process.wait(MAX_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)  # its contenders too
-                code = -1
+                code = process.wait()
         failed += code != 0
-        print("\n".join(path.read_text().splitlines()[-25:]))
-        ended = {0: "done", -1: "out of time"}.get(code, f"failed with {code}")
-        print(f"-- {ended} after {time.monotonic() - start:.0f} s, {path}", flush=True)
+        print(f"-- status {code} after {time.monotonic() - start:.0f} s", flush=True)
     return failed
 
 
 # A step compiled for a GPU ------------------------------------------------------------------------
+
+TARGET = parse_target("h200:1")
+CACHE_LENGTH = 256
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramOptions:
-    """Compile a decoding step of GPT-2 in bfloat16, or a training step, for a GPU, and read it.
+    """Compile a decoding step of GPT-2 in bfloat16, or a training step, for an H200, and read it.
 
     The GPU need not be here. A kernel reads its operands from memory and writes its results, but of
     an operand that it slices the slice alone. For a token of decoding, the body of one loop, what
     no program can avoid stands beside the sum: every weight and every cached key and value, once. A
     training step is shown by kind of kernel and the part of the model that it belongs to, without
     the loops over chunks of the loss. XLA tunes nothing without the GPU, so the kernels of matrix
-    products may be others there. Needs JAX's compiler for the target
+    products may be others there. Needs JAX's compiler for GPUs
     (`pip install 'jax[cuda13]'`).
     """
 
-    target: str = "h200:1"
     train: str = ""
     """Config whose training step is read; none: the decoding step of the model below."""
     batch: tuple[int, ...] = (1, 8)
@@ -171,8 +114,6 @@ class ProgramOptions:
     width: int = 768
     heads: int = 12
     vocabulary: int = 50_257
-    cache: int = 256
-    """Tokens of the cache."""
 
 
 class Kernel(NamedTuple):
@@ -185,8 +126,7 @@ class Kernel(NamedTuple):
 
 def decoding_program(options: ProgramOptions, batch: int, *, stacked: bool) -> str:
     """Return the compiled HLO of the loop over tokens."""
-    target = parse_target(options.target)
-    mesh = Mesh(np.array(target_devices(target)[:1]), ("device",))
+    mesh = Mesh(np.array(target_devices(TARGET)[:1]), ("device",))
     placed = NamedSharding(mesh, PartitionSpec())
     config = TransformerConfig(
         vocab_size=options.vocabulary,
@@ -196,7 +136,7 @@ def decoding_program(options: ProgramOptions, batch: int, *, stacked: bool) -> s
         position_embedding=LearnedPositions(1024),
         precision=dataclasses.replace(Precision.parse("bfloat16"), parameters="bfloat16"),
     )
-    model = LanguageModel(config, target.hardware)
+    model = LanguageModel(config, TARGET.hardware)
 
     def abstract(tree: Any) -> Any:
         return jax.tree.map(
@@ -217,7 +157,7 @@ def decoding_program(options: ProgramOptions, batch: int, *, stacked: bool) -> s
             np.array([-1], np.int32),
             SamplingConfig(temperature=0.0).values(batch),
             model=model,
-            cache_length=options.cache,
+            cache_length=CACHE_LENGTH,
         ),
         params,
     )
@@ -252,8 +192,7 @@ def size_of(shape: str) -> int:
 
 def training_program(options: ProgramOptions, batch: int) -> str:
     """Return the compiled HLO of a training step, with all rows in one microbatch."""
-    target = parse_target(options.target)
-    experiment = resolve_precision(find_experiment(options.train), target.hardware)
+    experiment = resolve_precision(find_experiment(options.train), TARGET.hardware)
     # That of a tokenizer which is not trained here.
     size = experiment.model.vocab_size or options.vocabulary
     experiment, _ = resolve_sizes(
@@ -264,22 +203,14 @@ def training_program(options: ProgramOptions, batch: int) -> str:
             grad_accum_steps=1,
         )
     )
-    return compile_step(experiment, target).program.as_text() or ""
+    return compile_step(experiment, TARGET).program.as_text() or ""
 
 
-def kernels_of_entry(text: str) -> list[Kernel]:
-    """Return the kernels of a program, without those of loops."""
-    entry = re.search(r"ENTRY %?([\w.\-]+)", text)
-    assert entry is not None
+def kernels_of(text: str, *, of_loop: bool) -> list[Kernel]:
+    """Return the kernels of a program without its loops, or those of its longest loop."""
     parts = computations(text)
-    return list(_kernels(parts[entry[1]], parts))
-
-
-def kernels_of_loop(text: str) -> list[Kernel]:
-    """Return the kernels of the longest loop of a program."""
-    parts = computations(text)
-    bodies = [parts[name] for name in re.findall(r"body=%?([\w.\-]+)", text)]
-    return list(_kernels(max(bodies, key=len), parts))
+    names = re.findall(r"body=%?([\w.\-]+)" if of_loop else r"ENTRY %?([\w.\-]+)", text)
+    return list(_kernels(max((parts[name] for name in names), key=len), parts))
 
 
 def _kernels(body: Sequence[str], parts: dict[str, list[str]]) -> Iterator[Kernel]:
@@ -324,10 +255,10 @@ def _fusion_bytes(lines: Sequence[str], operands: list[int], written: int) -> tu
     return operands, max(written, 0)
 
 
-def show_training(options: ProgramOptions, console: Console) -> None:
+def show_training(options: ProgramOptions) -> None:
     """Print the kernels of a training step for each batch size."""
     for batch in options.batch:
-        kernels = kernels_of_entry(training_program(options, batch))
+        kernels = kernels_of(training_program(options, batch), of_loop=False)
         total = sum(kernel.num_bytes for kernel in kernels)
         count: Counter[tuple[str, str]] = Counter()
         num_bytes: Counter[tuple[str, str]] = Counter()
@@ -338,41 +269,34 @@ def show_training(options: ProgramOptions, console: Console) -> None:
             key = (target[1] if target else kernel.kind, part[-1] if part else "")
             count[key] += 1
             num_bytes[key] += kernel.num_bytes
-        title = f"{options.train}, {batch} rows, {options.target}: {len(kernels)} kernels"
-        grid = Table(title=f"{title}, {total / 1e9:.1f} GB")
-        for heading in ("kernel", "part", "number", "GB"):
-            grid.add_column(heading)
+        title = f"{options.train}, {batch} rows: {len(kernels)} kernels, {total / 1e9:.1f} GB"
+        grid = Table("kernel", "part", "number", "GB", title=title)
         for key, size in num_bytes.most_common(20):
             grid.add_row(*key, str(count[key]), f"{size / 1e9:.2f}")
-        console.print(grid)
+        Console().print(grid)
 
 
 def gpu_program(argv: list[str]) -> None:
     """Print the number of kernels and their bytes for each batch size."""
-    options, console = tyro.cli(ProgramOptions, args=argv), Console()
+    options = tyro.cli(ProgramOptions, args=argv)
     if options.train:
-        show_training(options, console)
+        show_training(options)
         return
-    grid = Table(title=f"a token of {options.layers} x {options.width}, {options.target}, bfloat16")
-    for heading in ("batch", "weights", "kernels", "bytes", "of the least", "most bytes"):
-        grid.add_column(heading)
+    columns = ("rows", "weights", "kernels", "bytes", "of the least")
+    grid = Table(*columns, title=f"a token of {options.layers} x {options.width}, bfloat16")
     layer = 12 * options.width**2
     weights = 2 * (options.layers * layer + options.vocabulary * options.width)
     for batch in options.batch:
-        cached = 2 * 2 * batch * options.layers * options.cache * options.width
+        cached = 2 * 2 * batch * options.layers * CACHE_LENGTH * options.width
         for stacked in (True, False):
-            kernels = kernels_of_loop(decoding_program(options, batch, stacked=stacked))
+            program = decoding_program(options, batch, stacked=stacked)
+            kernels = kernels_of(program, of_loop=True)
             total = sum(kernel.num_bytes for kernel in kernels)
-            by_kind: Counter[str] = Counter()
-            for kernel in kernels:
-                by_kind[kernel.kind] += kernel.num_bytes
-            largest = ", ".join(f"{kind} {n / 1e6:.0f}" for kind, n in by_kind.most_common(3))
             grid.add_row(
                 str(batch),
                 "stacked" if stacked else "by layer",
                 str(len(kernels)),
                 f"{total / 1e6:.0f} MB",
                 f"{total / (weights + cached):.2f}",
-                largest,
             )
-    console.print(grid)
+    Console().print(grid)

@@ -4,7 +4,6 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,73 +15,51 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import cores
-from bench.race.attention import costs_by_length, draw_costs
-from bench.race.harness import OURS, Contender, Record, peer, print_machine, print_race, race
+from bench.race.attention import costs_by_length, draw_costs, print_costs
+from bench.race.harness import OURS, Contender, peer, print_machine, print_race, race
 from train.runtime.local_hardware import local_hardware
 from transformer import Mask, MaskPattern
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.reference import ScoreSpec, attend_reference
 
-PEER = "Hugging Face"
-
 # Against Hugging Face -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RaceOptions:
+def long_attention(argv: list[str]) -> None:
+    """Race `longformer` and `bigbird` beside Hugging Face's modules."""
+    tyro.cli(_race, args=argv)
+
+
+def _race(torch_python: Path = Path(sys.executable)) -> None:
     """Race the mixers `longformer` and `bigbird` beside Hugging Face's modules, forward.
 
     Projections included, width 768, 12 heads. Of Longformer, with 256 keys on each side, the time
-    at one length; of BigBird, in blocks of 64, how the memory grows with the length.
+    of 4,096 tokens; of BigBird, in blocks of 64, how the memory grows with the length.
+
+    Args:
+      torch_python: The interpreter that has PyTorch and transformers.
     """
-
-    torch_python: Path = Path(sys.executable)
-    """The interpreter that has PyTorch and transformers."""
-    length: int = 4096
-    """Tokens of Longformer's row."""
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
-    """Tokens of BigBird's rows."""
-    rounds: int = 5
-    """Number of turns per side."""
-
-
-def long_attention(argv: list[str]) -> None:
-    """Print Longformer's times at one length, and BigBird's memory at several."""
-    options, console = tyro.cli(RaceOptions, args=argv), Console()
-    print_machine(console)
+    print_machine()
     shape = {"width": 768, "heads": 12, "window": 256, "block": 64, "threads": cores()}
 
     def sides(mixer: str, length: int) -> list[Contender]:
         settings = {**shape, "mixer": mixer, "length": length}
-        theirs = peer(options.torch_python, "long_attention")
+        theirs = peer(torch_python, "long_attention")
         ours = Contender("ours", (*OURS, "long_attention"), settings)
-        return [ours, Contender(PEER, theirs, settings)]
+        return [ours, Contender("Hugging Face", theirs, settings)]
 
-    print_race(
-        f"longformer, T {options.length:,}, D 768, 12 heads, window 256 on each side, float32, "
-        "forward",
-        sides("longformer", options.length),
-        reference=PEER,
-        work=options.length,
-        unit="tokens",
-        rounds=options.rounds,
-        steps=1,
-        warmup=1,
-    )
-    records: list[list[Record]] = [
-        race(sides("bigbird", length), rounds=1, steps=1, warmup=1) for length in options.lengths
-    ]
-    table = Table(title="bigbird: MiB that a forward pass takes beside weights and input")
-    for title in ("", *(f"{length:,}" for length in options.lengths), "~ T^"):
-        table.add_column(title, justify="right" if title else "left")
+    title = "longformer, T 4,096, D 768, 12 heads, window 256 on each side, float32, forward"
+    print_race(title, sides("longformer", 4096), work=4096, rounds=5)
+    lengths = (1024, 2048, 4096, 8192)
+    records = [race(sides("bigbird", length), rounds=1, steps=1, warmup=1) for length in lengths]
+    columns = ("", *(f"{length:,}" for length in lengths), "~ T^")
+    table = Table(*columns, title="bigbird: MiB that a forward pass takes beside weights and input")
     for of_side in zip(*records, strict=True):
         taken = [record.peak_memory_bytes for record in of_side]
-        exponent = "-"
-        if len(taken) > 1 and min(taken[-2:]) > 0:  # between the two longest
-            growth = options.lengths[-1] / options.lengths[-2]
-            exponent = f"{np.log(taken[-1] / taken[-2]) / np.log(growth):.2f}"
-        table.add_row(of_side[0].name, *(f"{each / 2**20:,.0f}" for each in taken), exponent)
-    console.print(table)
+        exponent = np.log2(taken[-1] / taken[-2])  # between the two longest
+        cells = (f"{each / 2**20:,.0f}" for each in taken)
+        table.add_row(of_side[0].name, *cells, f"{exponent:.2f}")
+    Console().print(table)
 
 
 # Four forms of attention within a window ----------------------------------------------------------
@@ -91,64 +68,38 @@ def long_attention(argv: list[str]) -> None:
 # on both sides. All give the same results (tests/bench/test_long_attention.py); lengths are
 # multiples of the window, and at least two windows.
 
-WINDOW, SHORTEST = 256, 512
+
+def window_forms(argv: list[str]) -> None:
+    """Measure the four forms, print the table and draw the figure."""
+    tyro.cli(_measure_forms, args=argv)
 
 
-@dataclass(frozen=True)
-class FormOptions:
+def _measure_forms(
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16_384),
+    figure: Path | None = Path("docs/figures/longformer.png"),
+) -> None:
     """Draw figure 1 of Longformer's paper (Beltagy et al. 2020) from this code.
 
     All scores of full attention; a loop over the diagonals of the window (section 3.2's
     memory-efficient but slow form); overlapping chunks of two windows, as matrix products; and this
     library's tiles. 4 heads of 64, 256 keys on each side. Memory is what the compiler reserves for
     a forward pass besides arguments and results.
+
+    Args:
+      lengths: T.
+      figure: Where it is written.
     """
-
-    longest: int = 16_384
-    """Lengths double from 512 to this one."""
-    rounds: int = 5
-    """Number of timings."""
-    patience: float = 20.0
-    """Seconds for the rounds of one form at one length; a slower one is not run beyond."""
-    most: float = 10.0
-    """GiB of memory beyond which a form is not run."""
-    figure: Path | None = Path("docs/figures/longformer.png")
-
-
-def window_forms(argv: list[str]) -> None:
-    """Print the table and draw the figure."""
-    options, console = tyro.cli(FormOptions, args=argv), Console()
-    print_machine(console)
-    lengths = [SHORTEST << n for n in range(int(np.log2(options.longest / SHORTEST)) + 1)]
+    print_machine()
 
     def compiled(name: str, length: int) -> tuple[Any, Sequence[Any]]:
         heads = inputs(length, heads=4, width=64)
-        form = functools.partial(FORMS[name], window=WINDOW)
+        form = functools.partial(FORMS[name], window=256)
         return jax.jit(form).lower(*heads).compile(), heads
 
-    costs = costs_by_length(
-        list(FORMS),
-        lengths,
-        compiled,
-        rounds=options.rounds,
-        patience=options.patience,
-        max_gib=options.most,
-        memory_of_all=True,
-    )
-    table = Table(title="forward: milliseconds, MiB beside arguments and results")
-    for title in ("", *(f"{length:,}" for length in lengths)):
-        table.add_column(title, justify="right" if title else "left")
-    for name, of_form in costs.items():
-        cells = [
-            ("-" if cost.seconds is None else f"{1e3 * cost.seconds:,.1f}")
-            + f", {cost.memory / 2**20:,.1f}"
-            for cost in of_form.values()
-        ]
-        table.add_row(name, *cells)
-    console.print(table)
-    if options.figure:
-        labels = [f"{name}: {LABELS[name]}" for name in costs]
-        draw_costs(costs, labels, "forward", options.figure)
+    costs = costs_by_length(list(FORMS), lengths, compiled, rounds=5, patience=20.0)
+    print_costs(costs, lengths)
+    if figure:
+        draw_costs(costs, "forward", figure)
 
 
 Array = jax.Array
@@ -241,16 +192,9 @@ def _scoring(q: Array) -> ScoreSpec:
 
 
 FORMS: dict[str, Callable[..., Array]] = {
-    "full": full,
-    "loop": loop,
-    "chunked": chunked,
-    "fused": fused,
+    "full: all scores": full,
+    "loop: one diagonal at a time": loop,
+    "chunked: overlapping chunks of 2w": chunked,
+    "fused: tiles, running softmax": fused,
 }
 """By name: (q, k, v, window) -> y."""
-
-LABELS = {
-    "full": "all scores",
-    "loop": "one diagonal at a time",
-    "chunked": "overlapping chunks of 2w",
-    "fused": "tiles, running softmax",
-}

@@ -162,29 +162,23 @@ def mixer_costs(argv: list[str]) -> None:
     tyro.cli(_print_costs, args=argv)
 
 
-def _print_costs(width: int = 512, length: int = 512) -> None:
-    """Count the FLOPs of mixers, by formula and in the traced program.
+def _print_costs() -> None:
+    """Count the FLOPs of mixers, by formula and in the traced program, for 512 tokens of width 512.
 
     FLOPs are those of matrix products, with a multiplication and an addition as two; those in a
     loop count once per iteration (the compiler's own count takes a loop's body once). For n tokens,
     width d, and a convolution of k taps. The bag is its MLP; its mean needs no product. The block
     is attention and an MLP. The cost O(n d^2) of attention excludes its scores: 4 n^2 d beside
-    8 n d^2, so they are the larger part from n = 2 d on. The last table shows from which length
-    each mixer is cheaper than attention.
+    8 n d^2, so they are the larger part from n = 2 d on. The last column is the length from which
+    a mixer is cheaper than attention.
     """
-    costs = Table(title=f"{length} tokens of width {width}, {TAPS} taps, {HEADS} heads")
-    for column in ("kind", "formula", "GFLOP", "traced", "steps", "path", "memory ~"):
-        costs.add_column(column)
+    width = length = 512
+    columns = ("formula", "GFLOP", "traced", "steps", "path", "memory ~", "cheaper from n =")
+    costs = Table("kind", *columns, title=f"{TAPS} taps, {HEADS} heads")
     for name, kind in KINDS.items():
         traced = traced_operations(kind.block, width, length)
         by_formula = kind.operations(length, width)
-        texts = (f"{by_formula / 1e9:.3f}", f"{traced / 1e9:.3f}", kind.steps, kind.path)
-        costs.add_row(name, kind.formula, *texts, kind.memory)
-    lengths = (64, 512, 2048, 8192, 32768)
-    shares = Table("MFLOP a token", *(f"n = {n:,}" for n in lengths), "cheaper from n =")
-    for name, kind in KINDS.items():
-        each = (f"{kind.operations(n, width) / n / 1e6:.2f}" for n in lengths)
+        gigaflops = (f"{each / 1e9:.3f}" for each in (by_formula, traced))
         since = "" if kind.cheaper is None else f"{math.floor(kind.cheaper(width)) + 1:,}"
-        shares.add_row(name, *each, since)
-    for table in (costs, shares):
-        Console().print(table)
+        costs.add_row(name, kind.formula, *gigaflops, kind.steps, kind.path, kind.memory, since)
+    Console(width=110).print(costs)

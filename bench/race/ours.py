@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +13,7 @@ import numpy as np
 
 from bench.race.protocol import Work, peak_resident_bytes, resident_bytes, serve, status_bytes
 from train.assembly import make_engine
-from train.data.corpus import prepare_text
-from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
@@ -27,14 +25,11 @@ from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig, MixerInputs, mixer_class
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.rope import RoPE
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.interop.pretrained import read_model
-from transformer.layers.activations import ActivationKind
 from transformer.layers.feedforward import FeedForwardConfig
-from transformer.layers.norms import NormConfig
-from transformer.layers.position_embedding import NO_POSITION, LearnedPositions
+from transformer.layers.position_embedding import LearnedPositions
 from transformer.model_context import ModelContext
 from transformer.models import unstacked
 from transformer.models.block import BlockConfig
@@ -43,7 +38,7 @@ from transformer.models.language_model import LanguageModel
 from transformer.parameter_counts import count_parameters
 from transformer.precision import Precision
 
-VERSIONS = {"jax": jax.__version__, "flax": flax.__version__}
+VERSIONS: dict[str, int | str] = {"jax": jax.__version__, "flax": flax.__version__}
 GREEDY = SamplingConfig(temperature=0)
 
 
@@ -64,26 +59,13 @@ def _statistic(name: str, of_process: int) -> int:
 
 # A training step ----------------------------------------------------------------------------------
 
-GELUS: dict[str, ActivationKind] = {"erf": "gelu", "tanh": "gelu_tanh"}
-
 
 def experiment_of(settings: dict[str, Any]) -> Experiment:
-    """Return the model in the requested shape, as GPT-2 or as Llama lay it out."""
-    is_llama = settings["family"] == "llama"
-    rms = NormConfig("rms")
-    if is_llama:
-        block = BlockConfig(
-            mixer=AttentionConfig(num_heads=settings["heads"], bias=False, position=RoPE()),
-            feed_forward=FeedForwardConfig(
-                d_ff=settings["width"] * 11 // 4, activation="silu", gated=True, bias=False
-            ),
-            norm=rms,
-        )
-    else:
-        block = BlockConfig(
-            mixer=AttentionConfig(num_heads=settings["heads"]),
-            feed_forward=FeedForwardConfig(activation=GELUS[settings["gelu"]]),
-        )
+    """Return a GPT-2 in the requested shape."""
+    block = BlockConfig(
+        mixer=AttentionConfig(num_heads=settings["heads"]),
+        feed_forward=FeedForwardConfig(activation=settings["activation"]),
+    )
     beta1, beta2 = settings["betas"]
     return Experiment(
         model=TransformerConfig(
@@ -91,9 +73,7 @@ def experiment_of(settings: dict[str, Any]) -> Experiment:
             d_model=settings["width"],
             num_layers=settings["layers"],
             layer_pattern=(block,),
-            position_embedding=NO_POSITION if is_llama else LearnedPositions(settings["context"]),
-            tie_embeddings=not is_llama,
-            final_norm=rms if is_llama else NormConfig(),
+            position_embedding=LearnedPositions(settings["context"]),
             precision=Precision.parse(settings["precision"]),
         ),
         data=TextDataConfig(sequence_length=settings["context"], document_masking=False),
@@ -135,8 +115,8 @@ def step(settings: dict[str, Any]) -> Work:
         jax.block_until_ready(state)
         return loss
 
-    parameters = count_parameters(engine.model).total
-    return Work(run, VERSIONS, {"parameters": parameters}, peak_bytes)
+    facts = {**VERSIONS, "parameters": count_parameters(engine.model).total}
+    return Work(run, facts, peak_bytes)
 
 
 def products(settings: dict[str, Any]) -> Work:
@@ -175,7 +155,7 @@ def products(settings: dict[str, Any]) -> Work:
         for _ in range(steps):
             jax.block_until_ready(gradients(stack, table, x))
 
-    return Work(run, {"jax": jax.__version__}, peak_memory=peak_bytes)
+    return Work(run, VERSIONS, peak_bytes)
 
 
 # Decoding -----------------------------------------------------------------------------------------
@@ -205,7 +185,7 @@ def decode(settings: dict[str, Any]) -> Work:
             made = generate(model, params, prompts, max_new_tokens=count, sampling=GREEDY)
             assert all(len(tokens) == count for tokens in made.tokens)
 
-    return Work(run, VERSIONS, {"parameters": count_parameters(model).total}, peak_bytes)
+    return Work(run, {**VERSIONS, "parameters": count_parameters(model).total}, peak_bytes)
 
 
 # Attention ----------------------------------------------------------------------------------------
@@ -248,7 +228,7 @@ def attention(settings: dict[str, Any]) -> Work:
         results = program(q, k, v, mask)
         return float(sum(jnp.abs(each.astype(jnp.float32)).mean() for each in results))
 
-    return Work(run, {"jax": jax.__version__}, {}, lambda: peak_bytes() - before)
+    return Work(run, VERSIONS, lambda: peak_bytes() - before)
 
 
 def long_attention(settings: dict[str, Any]) -> Work:
@@ -281,37 +261,19 @@ def long_attention(settings: dict[str, Any]) -> Work:
         for _ in range(steps):
             jax.block_until_ready(program(params, x, mask))
 
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
     # The system counts both a little late: the difference may be below zero.
     growth = lambda: max(0, peak_resident_bytes() - before)  # noqa: E731
-    return Work(run, VERSIONS, {"parameters": count}, growth)
+    return Work(run, {**VERSIONS, "parameters": count}, growth)
 
 
 # Files --------------------------------------------------------------------------------------------
 
 
-def data(settings: dict[str, Any]) -> Work:
-    """Train a byte-level BPE on a file and write its tokens, as `fit` does before it trains."""
-    facts: dict[str, int] = {}
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            with tempfile.TemporaryDirectory() as folder:
-                config = TextDataConfig(
-                    path=settings["path"],
-                    tokenizer=TokenizerConfig("bpe", vocab_size=settings["vocabulary"]),
-                    cache_dir=folder,
-                )
-                corpus = prepare_text(config)
-                facts["tokens"] = sum(len(stream.tokens) for stream in corpus.streams.values())
-
-    return Work(run, {}, facts)
-
-
 def read_weights(settings: dict[str, Any]) -> Work:
     """Read a model in Hugging Face's format, in bfloat16, sharded over the devices here."""
     jax.devices()
-    before, facts = resident_bytes(), dict[str, int]()
+    before, facts = resident_bytes(), dict[str, int | str](VERSIONS)
 
     def shardings(model: Any) -> Any:
         mesh = jax.make_mesh((jax.device_count(),), ("model",))
@@ -336,10 +298,10 @@ def read_weights(settings: dict[str, Any]) -> Work:
             for piece in leaf.addressable_shards:
                 by_device[piece.device] = by_device.get(piece.device, 0) + piece.data.nbytes
         facts["device"] = max(by_device.values())
-        facts["anonymous"] = (status_bytes("RssAnon") or 0) - anonymous_before
+        facts["anonymous"] = status_bytes("RssAnon") - anonymous_before
 
-    anonymous_before = status_bytes("RssAnon") or 0
-    return Work(run, VERSIONS, facts, lambda: peak_resident_bytes() - before)
+    anonymous_before = status_bytes("RssAnon")
+    return Work(run, facts, lambda: peak_resident_bytes() - before)
 
 
 WORK: Mapping[str, Callable[[dict[str, Any]], Work]] = {
@@ -348,7 +310,6 @@ WORK: Mapping[str, Callable[[dict[str, Any]], Work]] = {
     "decode": decode,
     "attention": attention,
     "long_attention": long_attention,
-    "data": data,
     "read_weights": read_weights,
 }
 

@@ -1,16 +1,14 @@
 """The other side of the races: PyTorch, nanoGPT, Hugging Face, on the GPU if there is one.
 
 `python -m bench.race.peers NAME SETTINGS`, as `bench.race.harness` does, with an interpreter that
-has PyTorch and need not have this project's libraries. transformers and tokenizers are imported by
-the work that needs them: nanoGPT and PyTorch alone do without.
+has PyTorch and need not have this project's libraries. transformers is imported by
+the work that needs it: nanoGPT and PyTorch alone do without.
 """
 
 import contextlib
-import importlib.util
+import importlib
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,15 +39,11 @@ def peak_bytes() -> int:
     return peak_resident_bytes()
 
 
-def facts_of(*modules: torch.nn.Module) -> dict[str, int]:
-    """Return the number of parameters and of threads."""
-    parameters = sum(p.numel() for module in modules for p in module.parameters())
-    return {"parameters": parameters, "threads": torch.get_num_threads()}
-
-
-def versions(*modules: ModuleType) -> dict[str, str]:
-    """Return the versions of torch and of other libraries."""
-    return {each.__name__: each.__version__ for each in (torch, *modules)}
+def facts_of(libraries: Sequence[ModuleType], *modules: torch.nn.Module) -> dict[str, int | str]:
+    """Return versions, the number of parameters and of threads."""
+    found: dict[str, int | str] = {each.__name__: each.__version__ for each in (torch, *libraries)}
+    found["parameters"] = sum(p.numel() for module in modules for p in module.parameters())
+    return {**found, "threads": torch.get_num_threads()}
 
 
 # A training step: forward, backward, clip, AdamW --------------------------------------------------
@@ -63,7 +57,7 @@ def training(
     model: torch.nn.Module,
     loss_of: Loss,
     optimizer: torch.optim.Optimizer,
-    made_by: dict[str, str],
+    facts: dict[str, int | str],
 ) -> Work:
     """Return a step over new random tokens, with the model on its device."""
     size = (settings["batch"], settings["context"] + 1)
@@ -92,7 +86,7 @@ def training(
             torch.cuda.synchronize()
         return last
 
-    return Work(run, made_by, facts_of(model), peak_bytes)
+    return Work(run, facts, peak_bytes)
 
 
 def nanogpt(settings: Settings) -> Work:
@@ -110,25 +104,18 @@ def nanogpt(settings: Settings) -> Work:
             bias=True,
         )
     )
-    for block in model.transformer.h:
-        block.mlp.gelu = torch.nn.GELU({"erf": "none", "tanh": "tanh"}[settings["gelu"]])
     model.to(device)
     optimizer = model.configure_optimizers(
         settings["weight_decay"], settings["learning_rate"], tuple(settings["betas"]), device.type
     )
     forward = torch.compile(model) if settings["compile"] else model
-    return training(settings, model, lambda x, y: forward(x, y)[1], optimizer, versions())
+    return training(settings, model, lambda x, y: forward(x, y)[1], optimizer, facts_of((), model))
 
 
 def _nanogpt_source(checkout: str) -> ModuleType:
     """Import ``model.py`` of a nanoGPT checkout."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, checkout)
+    return importlib.import_module("model")
 
 
 def nanogpt_loss(settings: Settings) -> Work:
@@ -163,27 +150,11 @@ def nanogpt_loss(settings: Settings) -> Work:
 
 
 def huggingface(settings: Settings) -> Work:
-    """Build GPT-2 or Llama with random weights, without dropout, and its trainer's AdamW."""
+    """Build GPT-2 with random weights, without dropout, and its trainer's AdamW."""
     import transformers
 
     device = use_device(settings)
-    model: torch.nn.Module
-    if settings["family"] == "llama":
-        llama = transformers.LlamaConfig(
-            vocab_size=settings["vocabulary"],
-            hidden_size=settings["width"],
-            intermediate_size=settings["width"] * 11 // 4,
-            num_hidden_layers=settings["layers"],
-            num_attention_heads=settings["heads"],
-            max_position_embeddings=settings["context"],
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        model = transformers.LlamaForCausalLM(llama)
-    else:
-        # "gelu_new" is what GPT-2's published configurations say.
-        gelu = {"erf": "gelu", "tanh": "gelu_new"}[settings["gelu"]]
-        model = transformers.GPT2LMHeadModel(_gpt2(settings, activation_function=gelu))
+    model: torch.nn.Module = transformers.GPT2LMHeadModel(_gpt2(settings))
     model.to(device)
     parameters, decay = list(model.parameters()), settings["weight_decay"]
     optimizer = torch.optim.AdamW(
@@ -202,10 +173,10 @@ def huggingface(settings: Settings) -> Work:
         logits = forward(tokens, use_cache=False).logits
         return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    return training(settings, model, loss_of, optimizer, versions(transformers))
+    return training(settings, model, loss_of, optimizer, facts_of((transformers,), model))
 
 
-def _gpt2(settings: Settings, **changes: Any) -> Any:
+def _gpt2(settings: Settings) -> Any:
     """Return the configuration of GPT-2 in the requested shape, without dropout."""
     import transformers
 
@@ -220,7 +191,6 @@ def _gpt2(settings: Settings, **changes: Any) -> Any:
         attn_pdrop=0.0,
         bos_token_id=None,
         eos_token_id=None,
-        **changes,
     )
 
 
@@ -235,17 +205,15 @@ def decode(settings: Settings) -> Work:
     model = transformers.GPT2LMHeadModel(_gpt2(settings))
     model = model.to(device, getattr(torch, settings["precision"])).eval()
     generator = torch.Generator().manual_seed(0)
-    # A cache of fixed size is what generate compiles a step for, on a GPU.
-    cache = {"cache_implementation": "static"} if settings["compile"] else {}
     batch, length, count = (settings[name] for name in ("batch", "prompt", "new_tokens"))
 
     @torch.inference_mode()
     def run(steps: int) -> None:
         for _ in range(steps):
             prompts = torch.randint(settings["vocabulary"], (batch, length), generator=generator)
-            _continue(model, prompts.to(device), count, **cache)
+            _continue(model, prompts.to(device), count)
 
-    return Work(run, versions(transformers), facts_of(model), peak_bytes)
+    return Work(run, facts_of((transformers,), model), peak_bytes)
 
 
 def serving(settings: Settings) -> Work:
@@ -261,7 +229,7 @@ def serving(settings: Settings) -> Work:
         for _ in range(steps):
             _continue(model, prompts, count, min_new_tokens=count)  # no row ends early
 
-    return Work(run, versions(transformers), facts_of(model))
+    return Work(run, facts_of((transformers,), model))
 
 
 def _continue(model: Any, prompts: torch.Tensor, count: int, **options: Any) -> None:
@@ -279,10 +247,7 @@ def _continue(model: Any, prompts: torch.Tensor, count: int, **options: Any) -> 
 
 
 def attention(settings: Settings) -> Work:
-    """Build `scaled_dot_product_attention`; a step ends with the gradients of q, k, v.
-
-    All masks but the causal one are arrays, which its flash kernel does not take.
-    """
+    """Build causal `scaled_dot_product_attention`; a step ends with the gradients of q, k, v."""
     device = use_device(settings)
     batch, length = settings["batch"], settings["length"]
     shape = (4, batch, length, settings["num_heads"], settings["head_dim"])
@@ -292,22 +257,10 @@ def attention(settings: Settings) -> Work:
         torch.from_numpy(each).to(device, dtype).transpose(1, 2).contiguous() for each in drawn
     )
     q, k, v = (each.requires_grad_() for each in heads)
-    mask, token = None, torch.arange(length, device=device)
-    if settings["padding"]:
-        filled = torch.linspace(length // 2, length, batch, device=device)
-        # Padded queries see the filled keys, and none in ours: the gradients' mean differs.
-        mask = (token < filled[:, None])[:, None, None, :]
-    elif settings["window"] or settings["segments"]:
-        distance = token[:, None] - token[None, :]
-        mask = (distance >= 0) & (distance < (settings["window"] or length))
-        document = token * max(1, settings["segments"]) // length
-        mask &= document[:, None] == document[None, :]
     before = torch.cuda.memory_allocated() if device.type == "cuda" else resident_bytes()
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        y = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None
-        )
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return torch.autograd.grad(y, (q, k, v), cotangent)
 
     def run(steps: int) -> float:
@@ -315,8 +268,7 @@ def attention(settings: Settings) -> Work:
             gradients()
         return sum(each.float().abs().mean().item() for each in gradients())
 
-    facts = {"threads": torch.get_num_threads()}
-    return Work(run, versions(), facts, lambda: peak_bytes() - before)
+    return Work(run, facts_of(()), lambda: peak_bytes() - before)
 
 
 def long_attention(settings: Settings) -> Work:
@@ -338,7 +290,7 @@ def long_attention(settings: Settings) -> Work:
             output(module(x, **given)[0])
 
     growth = lambda: peak_resident_bytes() - before  # noqa: E731
-    return Work(run, versions(transformers), facts_of(module, output), growth)
+    return Work(run, facts_of((transformers,), module, output), growth)
 
 
 def _longformer(settings: Settings) -> tuple[torch.nn.Module, Settings]:
@@ -385,40 +337,14 @@ def _bigbird(settings: Settings) -> tuple[torch.nn.Module, Settings]:
 # Files --------------------------------------------------------------------------------------------
 
 
-def data(settings: Settings) -> Work:
-    """Train a byte-level BPE on a file and write its tokens, with `tokenizers` alone."""
-    import tokenizers
-
-    facts: dict[str, int] = {}
-
-    def prepare(folder: str) -> int:
-        tokenizer = tokenizers.ByteLevelBPETokenizer()
-        tokenizer.train(
-            settings["path"], vocab_size=settings["vocabulary"], special_tokens=["<|endoftext|>"],
-            show_progress=False,
-        )  # fmt: skip
-        with Path(settings["path"]).open(encoding="utf-8") as file:
-            encoded = tokenizer.encode_batch(file.readlines())
-        tokens = np.concatenate([np.asarray(each.ids, np.uint16) for each in encoded])
-        tokens.tofile(Path(folder) / "tokens.bin")
-        return len(tokens)
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            with tempfile.TemporaryDirectory() as folder:
-                facts["tokens"] = prepare(folder)
-
-    return Work(run, {"tokenizers": tokenizers.__version__}, facts)
-
-
 def read_weights(settings: Settings) -> Work:
     """Read a model by `AutoModelForCausalLM.from_pretrained`, in bfloat16."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.models.llama.LlamaForCausalLM  # noqa: B018  imported before memory is measured
-    before, anonymous_before = resident_bytes(), status_bytes("RssAnon") or 0
-    facts: dict[str, int] = {}
+    before, anonymous_before = resident_bytes(), status_bytes("RssAnon")
+    facts = facts_of((transformers,))
 
     def run(steps: int) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -428,20 +354,19 @@ def read_weights(settings: Settings) -> Work:
         for parameter in model.parameters():
             parameter.float().sum()
         facts["device"] = sum(p.numel() * p.element_size() for p in model.parameters())
-        facts["anonymous"] = (status_bytes("RssAnon") or 0) - anonymous_before
+        facts["anonymous"] = status_bytes("RssAnon") - anonymous_before
 
-    return Work(run, versions(transformers), facts, lambda: peak_resident_bytes() - before)
+    return Work(run, facts, lambda: peak_resident_bytes() - before)
 
 
 WORK: Mapping[str, Callable[[Settings], Work]] = {
     "nanogpt": nanogpt,
     "nanogpt_loss": nanogpt_loss,
-    "huggingface": huggingface,
+    "hf": huggingface,
     "decode": decode,
     "serving": serving,
     "attention": attention,
     "long_attention": long_attention,
-    "data": data,
     "read_weights": read_weights,
 }
 

@@ -1,11 +1,10 @@
 """Costs of precision policies: memory, step time, held-out loss, underflow."""
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +23,6 @@ from train.state import LossScaleConfig
 from transformer.precision import POLICIES, Precision
 
 MIB = 2**20
-Part = Literal["cost", "loss"]
 UNSCALED = LossScaleConfig(init_scale=1.0, max_scale=1.0)
 SCALES = (1.0, 2.0**5, 2.0**10, 2.0**15, 2.0**20, 2.0**24)
 
@@ -88,25 +86,22 @@ def cost_table(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) 
     return table
 
 
-def underflow(
-    experiment: Experiment, params: Any, corpus: TextCorpus, scales: Sequence[float]
-) -> list[tuple[float, bool]]:
-    """Return what float16 does to the gradients of one batch, for each loss scale.
+def underflow_table(experiment: Experiment, params: Any, corpus: TextCorpus) -> Table:
+    """Return the table of what float16 does to the gradients of one batch, for each loss scale.
 
-    Returns:
-      The fraction of the gradients' elements that are zero in float16 and not in float32, and
-      whether any element overflows.
+    That is the fraction of the gradients' elements that are zero in float16 and not in float32, and
+    whether any element overflows.
     """
+    table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
     [in_float32] = _gradients(in_precision(experiment, "float32"), params, corpus, [1.0])
     present = sum(int((leaf != 0).sum()) for leaf in in_float32)
-    results = []
-    for in_float16 in _gradients(in_precision(experiment, "float16"), params, corpus, scales):
-        lost = sum(
-            int(((low == 0) & (high != 0)).sum())
-            for low, high in zip(in_float16, in_float32, strict=True)
-        )
-        results.append((lost / present, any(not np.isfinite(leaf).all() for leaf in in_float16)))
-    return results
+    in_float16 = _gradients(in_precision(experiment, "float16"), params, corpus, SCALES)
+    for scale, leaves in zip(SCALES, in_float16, strict=True):
+        pairs = zip(leaves, in_float32, strict=True)
+        lost = sum(int(((low == 0) & (high != 0)).sum()) for low, high in pairs)
+        overflows = any(not np.isfinite(leaf).all() for leaf in leaves)
+        table.add_row(f"{scale:,.0f}", f"{100 * lost / present:.3f}%", "yes" if overflows else "no")
+    return table
 
 
 def _gradients(
@@ -133,17 +128,7 @@ def loss_table(base: Experiment, reference: Trained) -> Table:
         run = trained(experiment) if experiment else reference
         # Evaluated in float32 for every run, so that the losses compare only the training.
         loss = losses_by_position(run, LENGTH, config=reference.model.config).mean()
-        print(name, f"{loss:.3f}", file=sys.stderr, flush=True)
         table.add_row(name, f"{loss:.3f}")
-    return table
-
-
-def underflow_table(base: Experiment, params: Any, corpus: TextCorpus) -> Table:
-    """Return the table of what float16 does to gradients."""
-    table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
-    results = underflow(base, params, corpus, SCALES)
-    for scale, (fraction, overflows) in zip(SCALES, results, strict=True):
-        table.add_row(f"{scale:,.0f}", f"{100 * fraction:.3f}%", "yes" if overflows else "no")
     return table
 
 
@@ -156,7 +141,6 @@ def _print_tables(
     steps: int = 300,
     rounds: int = 7,
     turn: int = 5,
-    tables: tuple[Part, ...] = ("cost", "loss"),
 ) -> None:
     """Compare precision policies with the quickstart's model, on the local device.
 
@@ -170,15 +154,14 @@ def _print_tables(
       steps: Steps of each training.
       rounds: Turns per policy when steps are timed.
       turn: Steps in a turn.
-      tables: `cost` is memory and time, `loss` trainings and underflow.
     """
-    console = Console()
-    print_machine(console)
+    print_machine()
     base = small(steps)
     corpus: Any = make_task(base).prepare_corpus()
-    if "cost" in tables:
-        console.print(cost_table(base, corpus, rounds=rounds, turn=turn))
-    if "loss" in tables:
-        reference = trained(in_precision(base, "float32"))
-        console.print(underflow_table(base, reference.params, corpus))
-        console.print(loss_table(base, reference))
+    reference = trained(in_precision(base, "float32"))
+    for table in (
+        cost_table(base, corpus, rounds=rounds, turn=turn),
+        underflow_table(base, reference.params, corpus),
+        loss_table(base, reference),
+    ):
+        Console().print(table)

@@ -1,6 +1,7 @@
 """Where time goes in our own programs: attention, activations, compilation."""
 
 import dataclasses
+import functools
 import math
 import re
 import tempfile
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,44 +53,32 @@ def attention_profile(argv: list[str]) -> None:
     tyro.cli(_profile_attention, args=argv)
 
 
-def _profile_attention(
-    length: int = 8192, heads: int = 4, head_width: int = 64, tile: int = 128
-) -> None:
+def _profile_attention() -> None:
     """Profile blockwise attention on a CPU: causal, float32, forward and backward.
 
-    Each part of the compiled program that ran is counted once, in the thread that ran it. The rest
-    of a thread's time is spent on starting parts and on waiting for them.
-
-    Args:
-      length: T.
-      heads: Number of heads.
-      head_width: Width of a head.
-      tile: Queries, and keys, of a tile.
+    8,192 tokens, 4 heads of 64, tiles of 128. Each part of the compiled program that ran is counted
+    once, in the thread that ran it. The rest of a thread's time is spent on starting parts and on
+    waiting for them.
     """
+    length, heads, head_width = 8192, 4, 64
     shape = (4, 1, length, heads, head_width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
     mask, score_spec = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(head_width))
 
     def attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_blockwise(q, k, v, mask, score_spec, block_size=tile).y
+        return attend_blockwise(q, k, v, mask, score_spec, block_size=128).y
 
     def step(*heads: jax.Array) -> Any:
         return jax.vjp(attended, *heads)[1](cotangent)
 
     program = jax.jit(step).lower(q, k, v).compile()
 
-    def run() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(program(q, k, v))
-        return time.perf_counter() - start
-
-    run()
-    seconds = run()
+    jax.block_until_ready(program(q, k, v))
     parts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            run()
+            jax.block_until_ready(program(q, k, v))
         [path] = Path(folder).rglob("*.xplane.pb")
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
             for line in plane.lines:
@@ -101,16 +90,12 @@ def _profile_attention(
     # A causal mask halves the two forward and five backward matrix products.
     operations = 7 * length**2 * heads * head_width
     rate = operations / (parts["matmuls"] / cores()) if parts["matmuls"] else math.nan
-    table = Table(
-        "",
-        "of the threads' time",
-        title=f"T {length:,}, {seconds:.2f} s without the profiler",
-        caption=f"the products alone: {rate:,.0f} GFLOP/s on {cores()} cores",
-    )
+    table = Table("", "of the threads' time")
     for part, nanoseconds in parts.most_common():
         table.add_row(part, f"{nanoseconds / parts.total():.0%}")
-    print_machine(Console())
+    print_machine()
     Console().print(table)
+    print(f"the products alone: {rate:,.0f} GFLOP/s on {cores()} cores")
 
 
 def _without_nested(spans: Iterator[tuple[str, int, int]]) -> Counter[str]:
@@ -135,23 +120,13 @@ def activations(argv: list[str]) -> None:
     tyro.cli(_time_activations, args=argv)
 
 
-def _time_activations(
-    rows: int = 32_768,
-    width: int = 3072,
-    precision: Literal["float32", "bfloat16"] = "bfloat16",
-    repeats: int = 50,
-) -> None:
+def _time_activations() -> None:
     """Time activations and their gradients, in the forms that a GPU gets and in JAX's own.
 
-    Each program adds a bias first, as a feed-forward layer does, reads x (and dy) and writes one
-    array: ReLU shows what the memory alone takes.
-
-    Args:
-      rows: Rows of x.
-      width: Numbers in a row.
-      precision: Dtype of all arrays.
-      repeats: Runs in a round; the median of five rounds is shown.
+    Of 100 million numbers in bfloat16. Each program adds a bias first, as a feed-forward layer
+    does, reads x (and dy) and writes one array: ReLU shows what the memory alone takes.
     """
+    rows, width, precision, repeats = 32_768, 3072, "bfloat16", 50
     x, dy = (jax.random.normal(jax.random.key(n), (rows, width), precision) for n in (0, 1))
     bias = jnp.ones((1, width), precision)
 
@@ -166,7 +141,7 @@ def _time_activations(
             times.append((time.perf_counter() - start) / repeats)
         return f"{median(times) * 1e6:,.0f}"
 
-    table = Table("activation", "forward, µs", "gradient, µs", box=None)
+    table = Table("activation", "forward, µs", "gradient, µs")
     forms = ACTIVATIONS | {f"{name}, on a GPU": form for name, form in FORMS_ON_GPU.items()}
     for name, form in forms.items():
 
@@ -180,56 +155,36 @@ def _time_activations(
         ) -> jax.Array:
             return jax.vjp(lambda x: forward(x, bias), x)[1](dy)[0]
 
-        times = (
-            microseconds(jax.jit(forward), x, bias),
-            microseconds(jax.jit(gradient), x, bias, dy),
-        )
-        table.add_row(name, *times)
-    console = Console(width=120)
-    print_machine(console)
-    console.print(table)
+        own = microseconds(jax.jit(forward), x, bias)
+        table.add_row(name, own, microseconds(jax.jit(gradient), x, bias, dy))
+    print_machine()
+    Console().print(table)
 
 
 # Compilation --------------------------------------------------------------------------------------
-
-VOCAB_SIZE = 8192
-"""Of models whose vocabulary the data decide."""
 
 
 def compile_time(argv: list[str]) -> None:
     """Time the compiler on one of two programs."""
     programs: Any = {"step": _compile_steps, "initial-weights": _compile_initial_weights}
+    jax.config.update("jax_enable_compilation_cache", False)
     tyro.extras.subcommand_cli_from_dict(programs, args=argv)
 
 
-def _compile_steps(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
-    """Compile the step of `gpt2:xl` with scanned layers, at two depths of the same width, in turns.
+def _compile_steps() -> None:
+    """Compile the step of `gpt2:xl` with 48 and 12 scanned layers and 12 unrolled ones, in turns.
 
-    From tracing to machine code; nothing is allocated. The unrolled step of the shallow model is
-    also shown.
-
-    Args:
-      layers: Of the deep model.
-      against: Layers of the shallow model, to whose scanned step ratios are.
-      rounds: Turns of each.
+    From tracing to machine code; nothing is allocated.
     """
-    jax.config.update("jax_enable_compilation_cache", False)
-    cases: list[tuple[int, LayerLoop]] = [(layers, "scan"), (against, "scan"), (against, "unroll")]
-
-    def compiling(layers: int, loop: LayerLoop) -> Callable[[], float]:
-        xl = find_experiment("gpt2:xl")
+    xl = find_experiment("gpt2:xl")
+    sides: dict[str, Callable[[], float]] = {}
+    cases: list[tuple[int, LayerLoop]] = [(48, "scan"), (12, "scan"), (12, "unroll")]
+    for layers, loop in cases:
         model = dataclasses.replace(xl.model, num_layers=layers, layer_loop=loop)
         experiment = dataclasses.replace(xl, model=model, batch_size=2, grad_accum_steps=1)
-        return lambda: _compile_seconds(experiment)
-
-    names = [f"{depth} layers, {loop}" for depth, loop in cases]
-    sides = {name: compiling(*case) for name, case in zip(names, cases, strict=True)}
-    results = take_turns(sides, rounds)
-    table = Table("", "seconds", "ratio", title="compiling the gpt2:xl step")
-    for name, seconds in results.items():
-        ratio = median(s / b for s, b in zip(seconds, results[names[1]], strict=True))
-        table.add_row(name, f"{median(seconds):.1f}", f"{ratio:.2f}")
-    Console().print(table)
+        sides[f"{layers} layers, {loop}"] = functools.partial(_compile_seconds, experiment)
+    for name, seconds in take_turns(sides, rounds=3).items():
+        print(f"{name}: {median(seconds):.1f} s")
 
 
 def _compile_seconds(experiment: Experiment) -> float:
@@ -243,35 +198,27 @@ def _compile_seconds(experiment: Experiment) -> float:
     return time.perf_counter() - start
 
 
-def _compile_initial_weights(
-    configs: tuple[str, ...] = ("quickstart", "gpt2"), rounds: int = 3
-) -> None:
+def _compile_initial_weights() -> None:
     """Compile and run the program that draws initial weights, which runs once.
 
     With all of XLA's optimizations and with those of `init_compiler_options`, in turns; the seconds
     of all cores.
-
-    Args:
-      configs: Whose weights are drawn.
-      rounds: Turns of each.
     """
-    jax.config.update("jax_enable_compilation_cache", False)
-    few = init_compiler_options("cpu")
-    table = Table("config", "passes", "compile", "run", "ratio", title="initial weights, CPU")
-    for config in configs:
-        results = [(_init_seconds(config, None), _init_seconds(config, few)) for _ in range(rounds)]
-        ratio = median(sum(one) / sum(other) for one, other in results)
-        all_passes, few_passes = np.median(results, axis=0)  # each [compile, run]
-        table.add_row(config, "all", *(f"{each:.1f}" for each in all_passes), "")
-        table.add_row(config, "few", *(f"{each:.1f}" for each in few_passes), f"{ratio:.1f}")
-    Console().print(table)
+    for config in ("quickstart", "gpt2"):
+        sides = {
+            "all passes": functools.partial(_init_seconds, config, None),
+            "few passes": functools.partial(_init_seconds, config, init_compiler_options("cpu")),
+        }
+        for name, seconds in take_turns(sides, rounds=3).items():
+            compiling, drawing = np.median(seconds, axis=0)
+            print(f"{config}, {name}: compiled in {compiling:.1f} s, drawn in {drawing:.1f} s")
 
 
 def _init_seconds(config: str, options: dict[str, Any] | None) -> tuple[float, float]:
     """Return processor seconds to compile the initial weights of a config, and to draw them."""
     model = make_task(find_experiment(config)).make_model(local_hardware(), unconstrained)
-    if not model.config.vocab_size:
-        model = model.clone(config=dataclasses.replace(model.config, vocab_size=VOCAB_SIZE))
+    if not model.config.vocab_size:  # the data decide
+        model = model.clone(config=dataclasses.replace(model.config, vocab_size=8192))
     key = jax.random.key(0)
     lowered = jax.jit(model.init_params).lower(key)
     start = time.process_time()

@@ -1,14 +1,12 @@
-"""Training against nanoGPT and Hugging Face: a step, a whole run, and its start."""
+"""Training against nanoGPT and Hugging Face: a step, and a whole run."""
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -23,13 +21,11 @@ from bench.race.harness import (
     OURS,
     ROOT,
     Contender,
-    Row,
-    interpreter,
     peer,
     print_machine,
     print_race,
     race,
-    spread,
+    ratios,
     take_turns,
 )
 from train.estimate.chips import CHIPS
@@ -39,7 +35,7 @@ from train.estimate.chips import CHIPS
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a model, and batch."""
+    """Shape of a GPT-2, and batch."""
 
     layers: int
     width: int
@@ -47,8 +43,6 @@ class Shape:
     context: int
     batch: int
     vocabulary: int
-    family: Literal["gpt2", "llama"] = "gpt2"
-    """llama: RoPE, RMSNorm, SwiGLU of 11/4 the width, no biases, an output matrix of its own."""
 
 
 SHAPES = {
@@ -56,11 +50,8 @@ SHAPES = {
     "gpt2": Shape(layers=12, width=768, heads=12, context=512, batch=2, vocabulary=50_304),
     "gpt2-1k": Shape(layers=12, width=768, heads=12, context=1024, batch=32, vocabulary=50_304),
     "medium-1k": Shape(layers=24, width=1024, heads=16, context=1024, batch=16, vocabulary=50_304),
-    "llama-1b": Shape(24, 2048, 16, context=2048, batch=8, vocabulary=32_000, family="llama"),
-    "llama-tiny": Shape(2, 256, 2, context=64, batch=2, vocabulary=1_000, family="llama"),
 }
-"""Five steps of `small` and `gpt2` take about two seconds on two cores; the others but `llama-tiny`
-fill a GPU. Llamas race against Hugging Face alone."""
+"""Five steps of `small` and `gpt2` take about two seconds on two cores; the others fill a GPU."""
 
 OPTIMIZER = {"learning_rate": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
 
@@ -80,13 +71,9 @@ class StepOptions:
     """A checkout of nanoGPT."""
     torch_python: Path = Path(sys.executable)
     """The interpreter that has PyTorch, and transformers for `hf`."""
-    shapes: tuple[
-        Literal["small", "gpt2", "gpt2-1k", "medium-1k", "llama-1b", "llama-tiny"], ...
-    ] = ("small", "gpt2")
+    shapes: tuple[Literal["small", "gpt2", "gpt2-1k", "medium-1k"], ...] = ("small", "gpt2")
     """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304;
-    gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16; llama-1b:
-    Llama's layout, 1.3 billion parameters, 24 layers x 2,048, T 2,048, B 8, against hf only;
-    llama-tiny: the same layout, to try it on a CPU."""
+    gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16."""
     batch: int = 0
     """Sequences in a batch; 0: those of the shape."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -103,63 +90,42 @@ class StepOptions:
 
 def step(argv: list[str]) -> None:
     """Race a training step in each of the requested shapes."""
-    options, console = tyro.cli(StepOptions, args=argv), Console()
-    print_machine(console)
+    options = tyro.cli(StepOptions, args=argv)
+    print_machine()
     for name in options.shapes:
         shape = replace(SHAPES[name], batch=options.batch or SHAPES[name].batch)
-        sides = _sides_of_step(options, shape)
-        rows = print_race(
+        settings: dict[str, Any] = {
+            **asdict(shape),
+            **OPTIMIZER,
+            "activation": "gelu_tanh" if options.against == "hf" else "gelu",  # the peer's
+            "precision": options.precision,
+            "compile": options.compile,
+            "checkout": str(options.nanogpt and options.nanogpt.absolute()),
+            "threads": cores(),
+        }
+        if options.against == "products":
+            command: tuple[str, ...] = (*OURS, "products")
+        else:
+            command = peer(options.torch_python, options.against)
+        tokens = options.steps * shape.batch * shape.context
+        records = print_race(
             f"training step, {shape.layers} x {shape.width}, {shape.heads} heads, "
             f"T {shape.context}, B {shape.batch}, V {shape.vocabulary:,}, {options.precision}",
-            sides,
-            reference=sides[-1].name,
-            work=options.steps * shape.batch * shape.context,
-            unit="tokens",
+            [
+                Contender("ours", (*OURS, "step"), settings),
+                Contender(options.against, command, settings),
+            ],
+            work=tokens,
             rounds=options.rounds,
             steps=options.steps,
             warmup=options.warmup,
         )
-        if gpu_name():
-            console.print(_utilization(shape, options.precision, rows))
-
-
-def _sides_of_step(options: StepOptions, shape: Shape) -> list[Contender]:
-    """Return ours and the peer with the same settings."""
-    settings: dict[str, Any] = {
-        **asdict(shape),
-        **OPTIMIZER,
-        "gelu": "tanh" if options.against == "hf" else "erf",  # the peer's default
-        "precision": options.precision,
-        "compile": options.compile,
-        "threads": cores(),
-    }
-    ours = Contender("ours", (*OURS, "step"), settings)
-    if options.against == "products":
-        return [ours, Contender("products", (*OURS, "products"), settings)]
-    compiled = ", compiled" if options.compile else ""
-    if options.against == "hf":
-        command = peer(options.torch_python, "huggingface")
-        return [ours, Contender(f"Hugging Face{compiled}", command, settings)]
-    checkout = options.nanogpt
-    if checkout is None or not (checkout / "model.py").is_file():
-        raise SystemExit(f"--nanogpt {checkout}: has no model.py; give a checkout of nanoGPT")
-    settings["checkout"] = str(checkout.resolve())
-    return [ours, Contender(f"nanoGPT{compiled}", peer(options.torch_python, "nanogpt"), settings)]
-
-
-def _utilization(shape: Shape, precision: Literal["float32", "bfloat16"], rows: list[Row]) -> str:
-    """Return each side's share of the chip's peak, with the scores in full and the causal half."""
-    kinds = [chip for chip in CHIPS.values() if chip.device_kind == gpu_name()]
-    if not kinds:
-        return f"the peak of {gpu_name()} is not known"
-    peak = kinds[0].peak_flops_per_second(precision)
-    scores = 12 * shape.layers * shape.width * shape.context
-    shown = []
-    for row in rows:
-        weights = 6 * int(row.record.facts["parameters"])
-        full, half = (row.rate * (weights + part) / peak for part in (scores, scores / 2))
-        shown.append(f"{row.record.name} {full:.1%} ({half:.1%} with half of the scores)")
-    return "of the peak: " + ", ".join(shown)
+        for chip in CHIPS.values():
+            if chip.device_kind == gpu_name():
+                scores = 6 * shape.layers * shape.width * shape.context  # the causal half
+                flops = 6 * int(records[0].facts["parameters"]) + scores  # of a token
+                rate = flops * records[0].rate(tokens)
+                print(f"MFU of ours: {rate / chip.peak_flops_per_second(options.precision):.1%}")
 
 
 # A whole run --------------------------------------------------------------------------------------
@@ -169,15 +135,18 @@ NANOGPT_TRAIN = (
     "config/train_shakespeare_char.py",
     "--device=cpu",
     "--compile=False",
+    "--eval_iters=20",
     "--log_interval=1",
     "--block_size=64",
     "--batch_size=12",
     "--n_layer=4",
     "--n_head=4",
     "--n_embd=128",
+    "--max_iters=2000",
+    "--lr_decay_iters=2000",
     "--dropout=0.0",
 )
-"""What its README gives for a laptop, but for the steps."""
+"""What its README gives for a laptop."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +165,6 @@ class RunOptions:
     """The interpreter that has PyTorch and what nanoGPT needs."""
     rounds: int = 3
     """Number of runs per side."""
-    steps: int = 0
-    """Steps of both sides, to try it; 0: 900 of ours and 2,000 of nanoGPT's."""
 
 
 class Run(NamedTuple):
@@ -205,37 +172,26 @@ class Run(NamedTuple):
 
     seconds: float
     loss: float
-    reported: float | None = None
-    """The last validation loss that nanoGPT itself printed."""
 
 
 def shakespeare(argv: list[str]) -> None:
     """Race whole runs: imports, compilation, evaluation and checkpoints included."""
-    options, console = tyro.cli(RunOptions, args=argv), Console()
-    print_machine(console)
+    options = tyro.cli(RunOptions, args=argv)
+    print_machine()
     with tempfile.TemporaryDirectory() as scratch:
         checkout = _prepared_nanogpt(options, Path(scratch))
 
         def ours() -> Run:
             folder = tempfile.mkdtemp(dir=scratch)
-            steps = ("--steps", str(options.steps)) if options.steps else ()
-            seconds, _ = _timed((*_fit(options, folder), *steps), ROOT)
+            fit = ("fit", "shakespeare_char_cpu", "--workdir", folder)
+            text = ("--data.path", str(options.data.absolute()))
+            seconds, _ = _timed((sys.executable, "-m", "train", *fit, *text), ROOT)
             evaluate = (sys.executable, "-m", "train", "evaluate", folder, "--json")
             return Run(seconds, json.loads(_timed(evaluate, ROOT)[1])["loss"])
 
         def nanogpt() -> Run:
-            folder, steps = tempfile.mkdtemp(dir=scratch), options.steps or 2000
-            counts: tuple[str, ...] = (
-                f"--max_iters={steps}",
-                f"--lr_decay_iters={steps}",
-                "--eval_iters=20",
-            )
-            if options.steps:  # else a run without an evaluation would have no checkpoint
-                counts += (f"--eval_interval={steps}",)
-            python = interpreter(options.torch_python)
-            seconds, log = _timed(
-                (python, *NANOGPT_TRAIN, *counts, f"--out_dir={folder}"), checkout
-            )
+            folder, python = tempfile.mkdtemp(dir=scratch), str(options.torch_python.absolute())
+            seconds, _ = _timed((python, *NANOGPT_TRAIN, f"--out_dir={folder}"), checkout)
             # Of the best checkpoint, which is the one that it keeps.
             settings = {
                 "checkout": str(checkout),
@@ -244,45 +200,25 @@ def shakespeare(argv: list[str]) -> None:
             }
             evaluate = Contender("loss", peer(options.torch_python, "nanogpt_loss"), settings)
             [record] = race([evaluate], rounds=1, steps=1, warmup=0)
-            reported = re.findall(r"val loss ([\d.]+)", log)
-            return Run(seconds, record.losses[0] or 0.0, float(reported[-1]))
+            return Run(seconds, record.losses[0] or 0.0)
 
         runs = take_turns({"ours": ours, "nanoGPT": nanogpt}, options.rounds)
-    table = Table(
-        "",
-        "wall time",
-        "speed of nanoGPT",
-        "quartiles",
-        "validation loss",
-        title=f"Shakespeare by characters, {options.rounds} rounds",
-        caption=f"nanoGPT itself reports {runs['nanoGPT'][-1].reported}, from 20 batches",
-    )
+    columns = ("", "wall time", "speed of nanoGPT", "quartiles", "validation loss")
+    table = Table(*columns, title=f"Shakespeare by characters, {options.rounds} rounds")
     for name, own in runs.items():
-        ratios = [b.seconds / o.seconds for b, o in zip(runs["nanoGPT"], own, strict=True)]
-        ratio, (first, third) = spread(ratios)
+        seconds = [run.seconds for run in own]
         table.add_row(
             name,
-            f"{median(run.seconds for run in own):.1f} s",
-            f"{ratio:.2f}",
-            f"{first:.2f}-{third:.2f}",
+            f"{median(seconds):.1f} s",
+            *ratios([run.seconds for run in runs["nanoGPT"]], seconds),
             f"{median(run.loss for run in own):.4f}",
         )
-    console.print(table)
-
-
-def _fit(options: RunOptions, folder: str) -> tuple[str, ...]:
-    fit = (sys.executable, "-m", "train", "fit", "shakespeare_char_cpu", "--workdir", folder)
-    return (*fit, "--data.path", str(options.data.resolve()))
+    Console().print(table)
 
 
 def _prepared_nanogpt(options: RunOptions, folder: Path) -> Path:
     """Return a copy of nanoGPT with our text prepared in its own way."""
-    if not options.data.is_file():
-        raise SystemExit(f"--data {options.data}: is not a file; give tiny Shakespeare's input.txt")
-    data = Path("data/shakespeare_char")
-    if not (options.nanogpt / data / "prepare.py").is_file():
-        raise SystemExit(f"--nanogpt {options.nanogpt}: has no {data}; give a checkout of nanoGPT")
-    checkout = folder / "nanoGPT"
+    data, checkout = "data/shakespeare_char", folder / "nanoGPT"
     ignored = shutil.ignore_patterns(".git", "out-*", "*.bin", "*.pkl")
     shutil.copytree(options.nanogpt, checkout, ignore=ignored)
     shutil.copyfile(options.data, checkout / data / "input.txt")
@@ -291,87 +227,12 @@ def _prepared_nanogpt(options: RunOptions, folder: Path) -> Path:
         "import runpy, sys, types; sys.modules['requests'] = types.ModuleType('requests'); "
         f"runpy.run_path('{data}/prepare.py')"
     )
-    _timed((interpreter(options.torch_python), "-c", prepare), checkout)
+    _timed((str(options.torch_python.absolute()), "-c", prepare), checkout)
     return checkout
 
 
 def _timed(command: Sequence[str], folder: Path) -> tuple[float, str]:
     """Run a command in a folder; return its wall time in seconds and its standard output."""
     started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - started
-    if done.returncode != 0:
-        last_output = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise SystemExit(f"{' '.join(command)}: failed in {folder} ({last_output})")
-    return seconds, done.stdout
-
-
-# The start ----------------------------------------------------------------------------------------
-
-
-def start(argv: list[str]) -> None:
-    """Race from the start of Python to the end of the first step, without and with our caches.
-
-    The same models on the same text as `shakespeare`; nanoGPT's text is prepared before, and it
-    evaluates one batch of each split before its first step.
-    """
-    options, console = tyro.cli(RunOptions, args=argv), Console()
-    print_machine(console)
-    with tempfile.TemporaryDirectory() as scratch:
-        checkout = _prepared_nanogpt(options, Path(scratch))
-
-        def ours(cache: str = "") -> float:
-            folder = tempfile.mkdtemp(dir=scratch)
-            command = (*_fit(options, folder), "--log-every", "1", "--evaluation.every", "0")
-            cache = cache or tempfile.mkdtemp(dir=scratch)
-            return _seconds_until(_first_metrics(folder), command, ROOT, {"XDG_CACHE_HOME": cache})
-
-        def nanogpt() -> float:
-            log = Path(tempfile.mkdtemp(dir=scratch)) / "log"
-            python = interpreter(options.torch_python)
-            command = (python, "-u", *NANOGPT_TRAIN, "--eval_iters=1", f"--out_dir={log.parent}")
-            seen = lambda: "iter 0:" in log.read_text()  # noqa: E731
-            return _seconds_until(seen, command, checkout, {}, log)
-
-        caches = tempfile.mkdtemp(dir=scratch)
-        ours(caches)  # fills them
-        sides = {"ours": ours, "ours, cached": lambda: ours(caches), "nanoGPT": nanogpt}
-        seconds = take_turns(sides, options.rounds)
-    table = Table("", "seconds", "speed of nanoGPT", title="from the start to the first step")
-    for name, own in seconds.items():
-        ratio = median(b / o for b, o in zip(seconds["nanoGPT"], own, strict=True))
-        table.add_row(name, f"{median(own):.1f}", f"{ratio:.2f}")
-    console.print(table)
-
-
-def _first_metrics(folder: str) -> Callable[[], bool]:
-    metrics = Path(folder) / "metrics.jsonl"
-    return lambda: metrics.exists() and metrics.stat().st_size > 0
-
-
-def _seconds_until(
-    seen: Callable[[], bool],
-    command: Sequence[str],
-    folder: Path,
-    environment: dict[str, str],
-    log: Path | None = None,
-) -> float:
-    """Run a command until something is seen, then end it; return the seconds."""
-    with (log or Path(os.devnull)).open("w") as output:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=os.environ | environment,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            while not seen():
-                if process.poll() is not None:
-                    raise SystemExit(f"{' '.join(command)}: ended before its first step")
-                time.sleep(0.01)
-            return time.perf_counter() - started
-        finally:
-            process.kill()
-            process.wait()
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    return time.perf_counter() - started, done.stdout

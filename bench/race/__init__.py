@@ -21,6 +21,20 @@ ENTRIES = (
         "tiny Shakespeare, nanoGPT, " + _TORCH,
     ),
     Entry(
+        "start",
+        "How long is it from the start of Python to the end of the first step, beside nanoGPT?",
+        3,
+        "race.training:start",
+        "tiny Shakespeare, nanoGPT, " + _TORCH,
+    ),
+    Entry(
+        "data",
+        "How fast is a text prepared, beside Hugging Face's tokenizers?",
+        1,
+        "race.data:data",
+        "a text, " + _HF,
+    ),
+    Entry(
         "decode",
         "How fast is decoding, beside Hugging Face's generate?",
         5,

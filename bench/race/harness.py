@@ -168,19 +168,21 @@ def print_race(
     rounds: int,
     steps: int = 1,
     warmup: int = 1,
+    unit: str = "tokens",
 ) -> list[Record]:
     """Run a race and print the comparison with the last contender.
 
     Args:
       title: Of the table.
       contenders: The sides.
-      work: Tokens of a turn.
+      work: Done in a turn, in `unit`.
       rounds: Number of turns of each.
       steps: Steps in a turn.
       warmup: Steps of each before the first turn.
+      unit: Of the work.
     """
     records = race(contenders, rounds=rounds, steps=steps, warmup=warmup)
-    columns = ("", "tokens/s", f"of {records[-1].name}", "quartiles", "MiB", "loss")
+    columns = ("", f"{unit}/s", f"of {records[-1].name}", "quartiles", "MiB", "loss")
     table = Table(*columns, title=f"{title}, {rounds} rounds")
     for record in records:
         loss = record.losses[-1]

@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 
 from bench.race.protocol import Work, peak_resident_bytes, resident_bytes, serve, status_bytes
 from train.assembly import make_engine
-from train.data.data_config import TextDataConfig
+from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
@@ -270,6 +272,24 @@ def long_attention(settings: dict[str, Any]) -> Work:
 # Files --------------------------------------------------------------------------------------------
 
 
+def data(settings: dict[str, Any]) -> Work:
+    """Train a byte-level BPE on a file and write its tokens, as `fit` does before it trains."""
+    facts: dict[str, int] = {}
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory() as folder:
+                config = TextDataConfig(
+                    path=settings["path"],
+                    tokenizer=TokenizerConfig("bpe", vocab_size=settings["vocabulary"]),
+                    cache_dir=folder,
+                )
+                corpus = prepare_text(config)
+                facts["tokens"] = sum(len(stream.tokens) for stream in corpus.streams.values())
+
+    return Work(run, facts)
+
+
 def read_weights(settings: dict[str, Any]) -> Work:
     """Read a model in Hugging Face's format, in bfloat16, sharded over the devices here."""
     jax.devices()
@@ -310,6 +330,7 @@ WORK: Mapping[str, Callable[[dict[str, Any]], Work]] = {
     "decode": decode,
     "attention": attention,
     "long_attention": long_attention,
+    "data": data,
     "read_weights": read_weights,
 }
 

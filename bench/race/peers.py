@@ -8,7 +8,9 @@ the work that needs it: nanoGPT and PyTorch alone do without.
 import contextlib
 import importlib
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -337,6 +339,32 @@ def _bigbird(settings: Settings) -> tuple[torch.nn.Module, Settings]:
 # Files --------------------------------------------------------------------------------------------
 
 
+def data(settings: Settings) -> Work:
+    """Train a byte-level BPE on a file and write its tokens, with `tokenizers` alone."""
+    import tokenizers
+
+    facts: dict[str, int] = {}
+
+    def prepare(folder: str) -> int:
+        tokenizer = tokenizers.ByteLevelBPETokenizer()
+        tokenizer.train(
+            settings["path"], vocab_size=settings["vocabulary"], special_tokens=["<|endoftext|>"],
+            show_progress=False,
+        )  # fmt: skip
+        with Path(settings["path"]).open(encoding="utf-8") as file:
+            encoded = tokenizer.encode_batch(file.readlines())
+        tokens = np.concatenate([np.asarray(each.ids, np.uint16) for each in encoded])
+        tokens.tofile(Path(folder) / "tokens.bin")
+        return len(tokens)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory() as folder:
+                facts["tokens"] = prepare(folder)
+
+    return Work(run, facts)
+
+
 def read_weights(settings: Settings) -> Work:
     """Read a model by `AutoModelForCausalLM.from_pretrained`, in bfloat16."""
     import transformers
@@ -367,6 +395,7 @@ WORK: Mapping[str, Callable[[Settings], Work]] = {
     "serving": serving,
     "attention": attention,
     "long_attention": long_attention,
+    "data": data,
     "read_weights": read_weights,
 }
 

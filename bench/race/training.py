@@ -1,12 +1,13 @@
 """Training against nanoGPT and Hugging Face: a step, and a whole run."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -183,9 +184,7 @@ def shakespeare(argv: list[str]) -> None:
 
         def ours() -> Run:
             folder = tempfile.mkdtemp(dir=scratch)
-            fit = ("fit", "shakespeare_char_cpu", "--workdir", folder)
-            text = ("--data.path", str(options.data.absolute()))
-            seconds, _ = _timed((sys.executable, "-m", "train", *fit, *text), ROOT)
+            seconds, _ = _timed(_fit(options, folder), ROOT)
             evaluate = (sys.executable, "-m", "train", "evaluate", folder, "--json")
             return Run(seconds, json.loads(_timed(evaluate, ROOT)[1])["loss"])
 
@@ -216,6 +215,11 @@ def shakespeare(argv: list[str]) -> None:
     Console().print(table)
 
 
+def _fit(options: RunOptions, folder: str) -> tuple[str, ...]:
+    fit = ("fit", "shakespeare_char_cpu", "--workdir", folder)
+    return (sys.executable, "-m", "train", *fit, "--data.path", str(options.data.absolute()))
+
+
 def _prepared_nanogpt(options: RunOptions, folder: Path) -> Path:
     """Return a copy of nanoGPT with our text prepared in its own way."""
     data, checkout = "data/shakespeare_char", folder / "nanoGPT"
@@ -236,3 +240,74 @@ def _timed(command: Sequence[str], folder: Path) -> tuple[float, str]:
     started = time.perf_counter()
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     return time.perf_counter() - started, done.stdout
+
+
+# The start ----------------------------------------------------------------------------------------
+
+
+def start(argv: list[str]) -> None:
+    """Race from the start of Python to the end of the first step, without and with our caches.
+
+    The same models on the same text as `shakespeare`; nanoGPT's text is prepared before, and it
+    evaluates one batch of each split before its first step.
+    """
+    options = tyro.cli(RunOptions, args=argv)
+    print_machine()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkout = _prepared_nanogpt(options, Path(scratch))
+
+        def ours(cache: str = "") -> float:
+            folder = tempfile.mkdtemp(dir=scratch)
+            command = (*_fit(options, folder), "--log-every", "1", "--evaluation.every", "0")
+            cache = cache or tempfile.mkdtemp(dir=scratch)
+            return _seconds_until(_first_metrics(folder), command, ROOT, {"XDG_CACHE_HOME": cache})
+
+        def nanogpt() -> float:
+            log = Path(tempfile.mkdtemp(dir=scratch)) / "log"
+            python = str(options.torch_python.absolute())
+            command = (python, "-u", *NANOGPT_TRAIN, "--eval_iters=1", f"--out_dir={log.parent}")
+            seen = lambda: "iter 0:" in log.read_text()  # noqa: E731
+            return _seconds_until(seen, command, checkout, {}, log)
+
+        caches = tempfile.mkdtemp(dir=scratch)
+        ours(caches)  # fills them
+        sides = {"ours": ours, "ours, cached": lambda: ours(caches), "nanoGPT": nanogpt}
+        seconds = take_turns(sides, options.rounds)
+    table = Table("", "seconds", "speed of nanoGPT", title="from the start to the first step")
+    for name, own in seconds.items():
+        ratio = median(b / o for b, o in zip(seconds["nanoGPT"], own, strict=True))
+        table.add_row(name, f"{median(own):.1f}", f"{ratio:.2f}")
+    Console().print(table)
+
+
+def _first_metrics(folder: str) -> Callable[[], bool]:
+    metrics = Path(folder) / "metrics.jsonl"
+    return lambda: metrics.exists() and metrics.stat().st_size > 0
+
+
+def _seconds_until(
+    seen: Callable[[], bool],
+    command: Sequence[str],
+    folder: Path,
+    environment: dict[str, str],
+    log: Path | None = None,
+) -> float:
+    """Run a command until something is seen, then end it; return the seconds."""
+    with (log or Path(os.devnull)).open("w") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            while not seen():
+                if process.poll() is not None:
+                    raise SystemExit(f"{' '.join(command)}: ended before its first step")
+                time.sleep(0.01)
+            return time.perf_counter() - started
+        finally:
+            process.kill()
+            process.wait()

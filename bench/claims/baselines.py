@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,15 @@ Scores = dict[str, str]
 """A baseline's name and its score, as printed."""
 
 
-def unigrams(text: str) -> list[Hashable]:
+def unigrams(text: str) -> list[str]:
     """Return the words of a text, in lower case, split at white space."""
-    return list(text.lower().split())
+    return text.lower().split()
 
 
-def unigrams_and_bigrams(text: str) -> list[Hashable]:
+def unigrams_and_bigrams(text: str) -> list[str]:
     """Return the words of a text and its pairs of neighbouring words."""
     words = unigrams(text)
-    return [*words, *itertools.pairwise(words)]
+    return [*words, *map(" ".join, itertools.pairwise(words))]
 
 
 class MostFrequentTag:

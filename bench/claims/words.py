@@ -410,11 +410,13 @@ WIKITEXT = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "wikitext-2" / "train
 def test_accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
     """Return the test accuracy after training from random embeddings or from vectors."""
 
-    def with_vectors(params: Any) -> Any:
+    def start(params: Any) -> Any:
+        if vectors is None:
+            return params
         scale = float(jnp.std(params["embedding"])) / vectors.std()
         return replace_embeddings(params, jnp.asarray(vectors * scale))
 
-    run = train_small(experiment, None if vectors is None else with_vectors)
+    run = train_small(experiment, start)
     found = evaluate_split(run.experiment, run.engine, run.params, run.corpus, "test", whole=True)
     return found["accuracy"]
 

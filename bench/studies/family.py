@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.claims.small_runs import small
-from bench.command import command
+from bench.command import command, over_seeds
 from bench.studies.recall import AssociativeRecall
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.data.arrays import ArrayDataConfig
@@ -211,6 +211,9 @@ def main(
         }
         for name in names
     }
-    rows = [[name(each["language"], 3)(each["recall"], 1)] for name, each in scores.items()]
+    rows = [
+        [name, over_seeds(each["language"], 3), over_seeds(each["recall"], 1)]
+        for name, each in scores.items()
+    ]
     table = markdown_table(["mixer", "language: loss (nats)", "recall: accuracy (%)"], rows)
     study.write([table], draw(scores), {"scores": scores})

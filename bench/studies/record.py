@@ -104,7 +104,7 @@ class Study:
             "runs": len(finished),
             "seconds": round(sum(each.result.seconds for each in finished)),
         }
-        (RESULTS / f"{self.name}.json").write_text(json.dumps(record | data, indent=1) + "\n")
+        (RESULTS / f"{self.name}.json").write_text(json.dumps({**record, **data}, indent=1) + "\n")
         save_figure(figure, RESULTS / f"{self.name}.png")
         page = RESULTS / f"{self.name}.md"
         text = page.read_text() if page.exists() else ""

@@ -191,7 +191,7 @@ def frontier_table(
             assert isinstance(each.schedule, ScheduleConfig)
             row = [str(width), recipe, f"{frontier.flops[index]:.3e}"]
             row += [f"{each.steps:,}", str(each.batch_size), f"{each.schedule.learning_rate:.2g}"]
-            rows.append([*row(frontier.losses[index], 4)])
+            rows.append([*row, over_seeds(frontier.losses[index], 4)])
     header = ["width", "recipe", "FLOPs", "steps", "batch size", "learning rate", "loss"]
     return markdown_table(header, rows)
 

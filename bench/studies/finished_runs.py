@@ -33,7 +33,7 @@ from train.config.io import experiment_from_dict, experiment_to_dict, flatten_ex
 from train.errors import UserError
 from train.experiment import Experiment
 from train.runtime.writing import write_atomically
-from train.sweep.grid import SweepRun
+from train.sweep.grid import NO_WARM_START, SweepRun
 from train.sweep.sweep_folder import RunResult
 
 IGNORED = (
@@ -167,6 +167,8 @@ def _has_defaults(run: SweepRun, now: Mapping[str, Any], saved: Mapping[str, Any
     """Return True if every setting that was not saved has its default value."""
     if now.keys() == saved.keys():
         return True
+    if (now.keys() - saved.keys()) & NO_WARM_START.keys():  # it started from random weights
+        return False
     known = {name[:end] for name in saved for end in _ends(name)}
 
     def was_saved(value: Any, path: str) -> bool:

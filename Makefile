@@ -66,7 +66,7 @@ results: .venv
 	@for study in $(STUDIES); do \
 		echo "== $$study"; status=0; set --; \
 		case " $(DATA_STUDIES) " in *" $$study "*) set -- --data "$(STUDY_DATA)";; esac; \
-		$(RUN) -m bench.studies.$$study "$$@" --minutes $(MINUTES) || status=$$?; \
+		$(RUN) -m bench $$study "$$@" --minutes $(MINUTES) || status=$$?; \
 		if [ $$status -ne 0 ] && [ $$status -ne 75 ]; then exit $$status; fi; \
 	done
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
@@ -11,6 +12,8 @@ from train.errors import UserError
 from train.figures import figure_style, png
 from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
 from train.runtime.writing import write_atomically
+
+FIGURES = Path("docs/figures")
 
 
 def command(experiment: Callable[..., None]) -> Callable[..., int]:
@@ -38,3 +41,10 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, png(figure))
+
+
+def over_seeds(values: Sequence[float] | np.ndarray, digits: int) -> str:
+    """Return the mean, and of several seeds the standard deviation: `4.21 ± 0.03`."""
+    found = np.asarray(values, float)
+    spread = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
+    return f"{found.mean():.{digits}f}{spread}"

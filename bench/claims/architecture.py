@@ -25,10 +25,9 @@ from bench.claims.small_runs import (
     with_mixer,
     with_model,
 )
-from bench.command import command, save_figure
+from bench.command import FIGURES, command, save_figure
 from configs.versus import CHANGES
 from configs.versus import EXPERIMENTS as RIVALS
-from train.errors import UsageError
 from train.experiment import Experiment
 from train.figures import shades
 from transformer import (
@@ -55,7 +54,6 @@ from transformer.models.stack import Stack
 
 WIDTH = 64
 BY_FAN_IN = Initialization(std=0, depth_scaled=False)
-FIGURES = Path("docs/figures")
 
 # ---- Rank collapse ----
 
@@ -101,7 +99,7 @@ def differing_by_layer(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 
 
 
 @command
-def rank_collapse(layers: int = 32, figure: Path = FIGURES / "rank_collapse.png") -> None:
+def rank_collapse() -> None:
     """Print the fraction of the outputs that differs between tokens, and draw it by layer.
 
     Layers of attention alone take their outputs to rank one, doubly exponentially in depth (Dong et
@@ -110,13 +108,13 @@ def rank_collapse(layers: int = 32, figure: Path = FIGURES / "rank_collapse.png"
     drawn = Figure(figsize=(7, 4.2))
     axes = drawn.subplots()
     for name, config in LAYERS.items():
-        fractions = differing_by_layer(config, layers)
+        fractions = differing_by_layer(config, layers=32)
         axes.semilogy(np.median(fractions, axis=1), label=name)
         print(f"{name}: {np.median(fractions[-1]):.1e} of the output differs between tokens")
     # Float32 cannot resolve smaller differences.
     axes.set(xlabel="layers", ylabel="share that differs, |X - mean| / |X|", ylim=(1e-8, 2))
     axes.legend(loc="lower right")
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "rank_collapse.png")
 
 
 # ---- Norm placement ----
@@ -177,9 +175,7 @@ def norms_by_layer(stacked: Any) -> np.ndarray:  # [L]
 
 
 @command
-def norm_placement(
-    depths: tuple[int, ...] = (6, 12, 24, 48), figure: Path = FIGURES / "norm_placement.png"
-) -> None:
+def norm_placement() -> None:
     """Print the last layer's gradient over the first's at the start, and draw those of all layers.
 
     With the norm after each residual connection, as published in 2017, the gradients of a decoder's
@@ -187,6 +183,7 @@ def norm_placement(
     et al. 2020). Most of it comes from cross attention, whose output hardly depends on the
     decoder's stream, which the norm after it scales down; an encoder has none (Liu et al. 2020).
     """
+    depths = (6, 12, 24, 48)
     drawn = Figure(figsize=(9, 4.2))
     panels = drawn.subplots(1, 2, sharey=True)
     for placement, axes in zip(PLACEMENTS, panels, strict=True):
@@ -199,7 +196,7 @@ def norm_placement(
         axes.set(title=f"{placement}-norm", xlabel="layer / number of layers")
     panels[0].set_ylabel("norm of a layer's gradient at the start")
     panels[1].legend(loc="lower right")
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "norm_placement.png")
 
 
 # ---- Gradients over distance ----
@@ -242,7 +239,7 @@ def norms_by_distance(
 
 
 @command
-def gradient_distance(figure: Path = FIGURES / "gradient_distance.png") -> None:
+def gradient_distance() -> None:
     """Print the gradient of the last output in earlier tokens at random weights, and draw all.
 
     In a recurrence it is a product of as many matrices as there are steps between them, so it
@@ -262,7 +259,7 @@ def gradient_distance(figure: Path = FIGURES / "gradient_distance.png") -> None:
     axes.set_ylim(1e-12, 1e10)  # room for the legend
     axes.legend(ncols=2, loc="upper left")
     Console().print(table)
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "gradient_distance.png")
 
 
 # ---- Ablations: short runs of the quickstart's model ----
@@ -343,8 +340,6 @@ def ablations(
       only: Rows to train; without it, all.
     """
     rows = GROUPS[group](small(steps))
-    if unknown := sorted(set(only) - set(rows)):
-        raise UsageError(f"--only {unknown[0]}: the rows of {group} are {', '.join(rows)}")
     table = Table(group, "loss", "spread", "seconds", title=f"{steps} steps, {seeds} seeds")
     for name, experiment in rows.items():
         if only and name not in only:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 import train
-from bench.command import command, save_figure
+from bench.command import FIGURES, command, save_figure
 from bench.drills.faults import Fault, planted
 from bench.drills.spikes import decoder
 from train import loop
@@ -31,8 +31,6 @@ from transformer.attention.attend import attend
 from transformer.attention.masks import dense_mask
 from transformer.attention.reference import ScoreSpec
 from transformer.layers.activations import ACTIVATIONS, swish
-
-FIGURES = Path("docs/figures")
 
 # ---- Masks and diagrams ----
 
@@ -214,10 +212,11 @@ def draw_activations() -> Figure:
     return figure
 
 
-def draw_learning_rates(steps: int = 1000) -> Figure:
+def draw_learning_rates() -> Figure:
     """Draw the learning rate over a run, by shape of the schedule, all with a peak of 1e-3."""
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
+    steps = 1000
     updates = jnp.arange(1, steps + 1)
     for shape in get_args(Shape):
         schedule = ScheduleConfig(shape, 1e-3, steps // 10).make(steps=steps, width=512)
@@ -271,14 +270,14 @@ def draw_float_formats() -> Figure:
     return figure
 
 
-def spike_run(folder: Path, steps: int, factor: float) -> list[dict[str, Any]]:
+def spike_run(folder: Path, factor: float) -> list[dict[str, Any]]:
     """Train a small run with five bad batches in its middle; return its steps in their order.
 
     Steps that were skipped have the key `reason`; `factor` 1 leaves the run untouched.
     """
-    experiment = dataclasses.replace(decoder(folder, steps), log_every=1)
+    experiment = dataclasses.replace(decoder(folder, 150), log_every=1)
     workdir = folder / "run"
-    with planted(Fault(steps // 2, count=5, factor=factor)):
+    with planted(Fault(75, count=5, factor=factor)):
         train.fit(experiment, str(workdir), quiet=True)
 
     def lines(name: str) -> list[dict[str, Any]]:
@@ -289,13 +288,13 @@ def spike_run(folder: Path, steps: int, factor: float) -> list[dict[str, Any]]:
     return [*trained, *skipped]
 
 
-def draw_gradient_spike(steps: int = 150) -> Figure:
+def draw_gradient_spike() -> Figure:
     """Draw gradient norm and loss of a run with five gradients a thousand times too large."""
     figure = Figure(figsize=(9, 4))
     panels = figure.subplots(1, 2)
     for number, (name, factor) in enumerate({"untouched": 1.0, "five bad batches": 1e3}.items()):
         with tempfile.TemporaryDirectory() as folder:
-            found = spike_run(Path(folder), steps, factor)
+            found = spike_run(Path(folder), factor)
         kept = [each for each in found if "reason" not in each]
         bad = [each for each in found if "reason" in each]
         look = {"color": COLORS[number], "linewidth": 2.5 - 1.3 * number}
@@ -351,12 +350,12 @@ def draw_trace(axes: Axes, title: str) -> None:
     axes.invert_yaxis()
 
 
-def draw_profile(pause_seconds: float = 4.0) -> Figure:
+def draw_profile() -> Figure:
     """Trace steps of a small model twice, the second time with a pause in loading each batch."""
     load_at_once = loop.TrainingLoop.load_batch
 
     def load_batch(self: Any, cursor: int) -> Any:
-        time.sleep(pause_seconds)
+        time.sleep(4)
         return load_at_once(self, cursor)
 
     figure = Figure(figsize=(9, 4.5))
@@ -368,36 +367,26 @@ def draw_profile(pause_seconds: float = 4.0) -> Figure:
     return figure
 
 
-EXPLANATIONS: dict[str, Callable[[], Figure]] = {
-    "masks": draw_masks,
-    "attention_steps": draw_attention_steps,
-    "model": draw_model,
-    "stacked_layers": draw_stacked_layers,
-    "exact_resume": draw_exact_resume,
-}
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "activations": draw_activations,
-    "learning_rates": draw_learning_rates,
-    "float_formats": draw_float_formats,
-    "gradient_spike": draw_gradient_spike,
-}
-
-
 @command
-def explanations(folder: Path = FIGURES, only: tuple[str, ...] = tuple(EXPLANATIONS)) -> None:
+def explanations() -> None:
     """Draw the masks, steps of attention and diagrams of docs/explanation."""
-    for name in only:
-        save_figure(EXPLANATIONS[name](), folder / f"{name}.png")
+    save_figure(draw_masks(), FIGURES / "masks.png")
+    save_figure(draw_attention_steps(), FIGURES / "attention_steps.png")
+    save_figure(draw_model(), FIGURES / "model.png")
+    save_figure(draw_stacked_layers(), FIGURES / "stacked_layers.png")
+    save_figure(draw_exact_resume(), FIGURES / "exact_resume.png")
 
 
 @command
-def pictures(folder: Path = FIGURES, only: tuple[str, ...] = tuple(PICTURES)) -> None:
+def pictures() -> None:
     """Draw pictures of textbooks from the code: activations, learning rates, formats, a spike."""
-    for name in only:
-        save_figure(PICTURES[name](), folder / f"{name}.png")
+    save_figure(draw_activations(), FIGURES / "activations.png")
+    save_figure(draw_learning_rates(), FIGURES / "learning_rates.png")
+    save_figure(draw_float_formats(), FIGURES / "float_formats.png")
+    save_figure(draw_gradient_spike(), FIGURES / "gradient_spike.png")
 
 
 @command
-def trace_figure(figure: Path = FIGURES / "profile.png") -> None:
+def trace_figure() -> None:
     """Draw the figure of docs/profiling.md from two traces of this machine."""
-    save_figure(draw_profile(), figure)
+    save_figure(draw_profile(), FIGURES / "profile.png")

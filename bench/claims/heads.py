@@ -15,7 +15,6 @@ import train
 from bench.command import command
 from train.assembly import make_task
 from train.data.batches import TextEvaluationBatches
-from train.errors import UserError
 from train.run import Run
 from transformer.attention_maps import attention_maps
 
@@ -39,7 +38,7 @@ def reaches_and_distances(
     return reach, sum(pairs, start=jnp.zeros(len(weights))) / (2 * len(pairs))
 
 
-def mean_patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
+def mean_patterns(run: Run, params: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return reaches [L, N] and distances [L] over held-out windows."""
     corpus: Any = make_task(run.experiment).prepare_corpus()
     batches = TextEvaluationBatches(
@@ -47,7 +46,7 @@ def mean_patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.n
         batch_size=1,
         sequence_length=run.experiment.sequence_length,
         document_masking=False,
-        max_batches=windows,
+        max_batches=32,
     )
 
     @jax.jit
@@ -61,18 +60,17 @@ def mean_patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.n
 
 
 @command
-def head_patterns(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
+def head_patterns(workdir: tyro.conf.Positional[str]) -> None:
     """Print how far back each head attends, and how different heads are, trained and at first.
 
     Args:
       workdir: Folder of a language model's run with only softmax attention layers.
-      windows: Number of held-out windows.
     """
     run = train.load(workdir)
     first = run.model.init_params(jax.random.key(run.experiment.seed))
     table = Table("layer", "apart", "apart at first", "tokens back, each head")
-    reach, apart = mean_patterns(run, run.params, windows)
-    _, before = mean_patterns(run, first, windows)
+    reach, apart = mean_patterns(run, run.params)
+    _, before = mean_patterns(run, first)
     for layer, (each, distance) in enumerate(zip(reach, apart, strict=True)):
         looks = ", ".join(f"{tokens:.1f}" for tokens in sorted(each))
         table.add_row(str(layer), f"{distance:.2f}", f"{before[layer]:.2f}", looks)
@@ -174,8 +172,6 @@ def distant_phrases(workdir: tyro.conf.Positional[str]) -> None:
       workdir: A run of a masked language model or of a translation model, with softmax attention.
     """
     run = train.load(workdir)
-    if run.experiment.model.causal and run.experiment.model.encoder is None:
-        raise UserError(f"{workdir}: its model reads to the left only; give an encoder's")
     parts = [
         [
             read_sentence(run, frame.format(thing, phrase), phrase)

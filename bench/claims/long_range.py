@@ -1,9 +1,7 @@
 """Every attention variant on a task of the Long Range Arena, beside the arena's own table."""
 
 import dataclasses
-import json
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -13,12 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import command
-from bench.machine import machine
 from configs import byte_text, listops
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.examples import ExampleCorpus
 from train.data.text_labels import ClassificationSplit
-from train.errors import UsageError
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
@@ -42,18 +38,8 @@ PUBLISHED: dict[str, tuple[float, float]] = {
 """ListOps and Text of table 1 (Tay et al. 2021). Its local attention is of blocks, here windows."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Outcome of one variant on the test split."""
-
-    accuracy: float  # percent
-    loss: float  # nats an example
-    steps_per_second: float
-    memory: int  # bytes of a training step beside arguments and results
-
-
-def train_and_test(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> Outcome:
-    """Train from the seed and evaluate on the test split."""
+def train_and_test(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> list[str]:
+    """Return accuracy (%) and loss on the test split, steps a second and MiB of a step."""
     task = make_task(experiment).resolve(corpus)
     experiment = with_task(experiment, task)
     engine = make_engine(experiment, local_hardware())
@@ -72,8 +58,9 @@ def train_and_test(experiment: Experiment, corpus: ExampleCorpus[ClassificationS
     jax.block_until_ready(state.params)
     speed = (experiment.steps - 1) / (time.perf_counter() - start)
     found = evaluate_split(experiment, engine, state.params, corpus, "test", whole=True)
-    accuracy, bytes_of_step = 100 * found["accuracy"], int(memory.temp_size_in_bytes)
-    return Outcome(accuracy, found["loss"], speed, bytes_of_step)
+    mebibytes = memory.temp_size_in_bytes / 2**20  # beside arguments and results
+    accuracy, loss = f"{100 * found['accuracy']:.1f}", f"{found['loss']:.3f}"
+    return [accuracy, loss, f"{speed:.2f}", f"{mebibytes:,.0f}"]
 
 
 def guesses(corpus: ExampleCorpus[ClassificationSplit]) -> dict[str, float]:
@@ -98,11 +85,7 @@ def _first_tokens(split: ClassificationSplit) -> np.ndarray:  # [n]
 
 @command
 def long_range(
-    task: tyro.conf.Positional[Literal["listops", "byte_text"]] = "listops",
-    variants: tuple[str, ...] = VARIANTS,
-    steps: int = 200,
-    seed: int = 0,
-    output: Path | None = None,
+    task: tyro.conf.Positional[Literal["listops", "byte_text"]] = "listops", steps: int = 200
 ) -> None:
     """Train every variant of attention on a task, and print accuracy, speed and memory.
 
@@ -112,37 +95,19 @@ def long_range(
 
     Args:
       task: The task.
-      variants: Names of experiments of the task.
       steps: Training steps of each; the first is not timed.
-      seed: Seed.
-      output: A file for the numbers, as JSON.
     """
-    if unknown := [name for name in variants if name not in VARIANTS]:
-        raise UsageError(f"--variants {unknown[0]}: give some of {', '.join(VARIANTS)}")
-    if steps < 2:
-        raise UsageError(f"--steps {steps}: the first is not timed; give 2 or more")
-    console, column = Console(), 0 if task == "listops" else 1
-    console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    corpus: Any = make_task(EXPERIMENTS[task][variants[0]]).prepare_corpus()
-    table = Table(title=f"{task}, {steps} steps")
-    for title in ("", "accuracy", "loss", "steps/s", "MiB", "published"):
-        table.add_column(title, justify="right" if title else "left")
-    outcomes: dict[str, Outcome] = {}
-    for name in variants:
-        experiment = dataclasses.replace(EXPERIMENTS[task][name], steps=steps, seed=seed)
-        found = outcomes[name] = train_and_test(experiment, corpus)
-        console.print(f"{name}: {found}")
+    column = 0 if task == "listops" else 1
+    published = {name: f"{both[column]:.2f}" for name, both in PUBLISHED.items()}
+    corpus: Any = make_task(EXPERIMENTS[task][VARIANTS[0]]).prepare_corpus()
+    columns = ("", "accuracy", "loss", "steps/s", "MiB", "published")
+    table = Table(*columns, title=f"{task}, {steps} steps")
+    for name in VARIANTS:
+        experiment = dataclasses.replace(EXPERIMENTS[task][name], steps=steps)
+        table.add_row(name, *train_and_test(experiment, corpus), published.pop(name, ""))
         jax.clear_caches()
-        numbers = f"{found.accuracy:.1f}", f"{found.loss:.3f}", f"{found.steps_per_second:.2f}"
-        known = f"{PUBLISHED[name][column]:.2f}" if name in PUBLISHED else ""
-        table.add_row(name, *numbers, f"{found.memory / 2**20:,.0f}", known)
-    for name in (each for each in PUBLISHED if each not in VARIANTS):
-        table.add_row(name, "", "", "", "", f"{PUBLISHED[name][column]:.2f}")
-    guessed = guesses(corpus)
-    for name, accuracy in guessed.items():
-        table.add_row(name, f"{accuracy:.1f}", "", "", "", "")
-    console.print(table)
-    if output:
-        plain = {name: dataclasses.asdict(each) for name, each in outcomes.items()}
-        numbers_found = {"machine": machine(), "guesses": guessed, "outcomes": plain}
-        output.write_text(json.dumps(numbers_found, indent=1))
+    for name, accuracy in published.items():  # variants that are not implemented
+        table.add_row(name, "", "", "", "", accuracy)
+    for name, guessed in guesses(corpus).items():
+        table.add_row(name, f"{guessed:.1f}")
+    Console().print(table)

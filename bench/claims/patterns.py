@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from bench.command import command, save_figure
+from bench.command import FIGURES, command, save_figure
 from train.figures import COLORS, GREY
 from transformer import (
     AttentionConfig,
@@ -44,7 +43,6 @@ from transformer.testing.mixer_under_test import (
     reference_softmax_attention,
 )
 
-FIGURES = Path("docs/figures")
 LENGTH, WIDTH = 64, 32
 
 # ---- Panels: every mixer with a pattern, at sizes small enough to see it ----
@@ -173,7 +171,7 @@ def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
 
 
 @command
-def patterns(figure: Path = FIGURES / "attention_patterns.png") -> None:
+def patterns() -> None:
     """Draw which query sees which key, and print the fraction of token pairs that is kept.
 
     Only the first head is drawn. Performer and linear attention see all keys, and Linformer
@@ -213,7 +211,7 @@ def patterns(figure: Path = FIGURES / "attention_patterns.png") -> None:
         for label, colour in LOOKS.values()
     ]
     drawn.legend(handles=handles, loc="outside lower center", ncols=4)
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "attention_patterns.png")
 
 
 # ---- Performer ----
@@ -253,10 +251,7 @@ def random_feature_errors(
 
 
 @command
-def performer_error(
-    counts: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024),
-    figure: Path = FIGURES / "performer_error.png",
-) -> None:
+def performer_error() -> None:
     """Print the error of Performer against softmax by number of features, and draw it.
 
     It falls as 1 / sqrt(M), orthogonal vectors make it smaller, and positive features have a
@@ -264,7 +259,7 @@ def performer_error(
     With small queries and keys all weights are similar and trigonometric features are more
     accurate; with larger ones they are far off. The median of 15 draws.
     """
-    sizes = (0.5, 1.0)
+    counts, sizes = (8, 16, 32, 64, 128, 256, 512, 1024), (0.5, 1.0)
     drawn = Figure(figsize=(9, 4.8))
     panels = drawn.subplots(1, len(sizes), sharey=True)
     for axes, size in zip(panels, sizes, strict=True):
@@ -283,4 +278,4 @@ def performer_error(
         axes.set(title=f"entries of q and k: N(0, {size}²)", xlabel="random features M")
     panels[0].set_ylabel("relative error, |y - softmax| / |softmax|")
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "performer_error.png")

@@ -1,9 +1,8 @@
 """Position encodings: pictured, and the loss within and beyond the training length."""
 
 import dataclasses
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.claims.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
-from bench.command import command, save_figure
+from bench.command import FIGURES, command, over_seeds, save_figure
 from train.experiment import Experiment
 from train.figures import COLORS, DASHES
 from train.optim.schedules import ScheduleConfig
@@ -34,12 +33,11 @@ from transformer.attention.rope import (
 )
 from transformer.layers.position_embedding import PositionEmbedding, sinusoidal_embedding
 
-FIGURES = Path("docs/figures")
-
 
 @command
-def sinusoids(length: int = 128, width: int = 64, figure: Path = FIGURES / "sinusoids.png") -> None:
+def sinusoids() -> None:
     """Draw sinusoidal position embeddings (Vaswani et al. 2017, section 3.5), a row per token."""
+    length, width = 128, 64
     vectors = np.asarray(sinusoidal_embedding(jnp.arange(length)[None], width))[0]
     drawn = Figure(figsize=(6, 6))
     axes = drawn.subplots()
@@ -50,7 +48,7 @@ def sinusoids(length: int = 128, width: int = 64, figure: Path = FIGURES / "sinu
     axes.set(xlabel="dimension (even: sine, odd: cosine)", ylabel="position (tokens)")
     axes.set(xticks=range(0, width, 8), yticks=range(0, length, 16))
     drawn.colorbar(image, label="value")
-    save_figure(drawn, figure)
+    save_figure(drawn, FIGURES / "sinusoids.png")
 
 
 # ---- The loss by position ----
@@ -72,6 +70,7 @@ KINDS: dict[str, tuple[PositionEmbedding, AttentionPosition]] = {
 CONTROL = f"learned, trained on {LONGEST:,}"
 BANDS = ((0, 128), (128, 256), (256, 512), (512, 1024))
 """Ranges of positions of the longest window; the first is the training length."""
+BAND_NAMES = tuple(f"{begin} to {end - 1:,}" for begin, end in BANDS)
 SMOOTHING = 32  # positions averaged per point of the figure
 
 
@@ -133,12 +132,7 @@ def draw_by_position(curves: Mapping[str, np.ndarray]) -> Figure:
 
 
 @command
-def positions(
-    steps: int = 600,
-    figure: Path = FIGURES / "positions.png",
-    kinds: tuple[str, ...] = (*KINDS, CONTROL),
-    seed: int = 0,
-) -> None:
+def positions(steps: int = 600) -> None:
     """Train on windows of 128 tokens; print the loss by length and by position, and draw it.
 
     All lengths, up to eight times the trained one, are evaluated on the same held-out text. Learned
@@ -146,19 +140,15 @@ def positions(
     1,024. `python -m bench lengths` has several seeds.
     """
     lengths = Table("positions", *(f"T = {LENGTH * factor:,}" for factor in FACTORS))
-    names = (f"{begin} to {end - 1:,}" for begin, end in BANDS)
-    bands = Table("positions", *names, title=f"loss by position in windows of {LONGEST:,}")
+    bands = Table("positions", *BAND_NAMES, title=f"loss by position in windows of {LONGEST:,}")
     curves = {}
-    for kind in kinds:
-        run = trained(with_positions(small(steps, seed=seed), kind))
+    for kind in (*KINDS, CONTROL):
+        run = trained(with_positions(small(steps), kind))
         by_length = [losses_by_position(run, LENGTH * factor) for factor in FACTORS]
         curves[kind] = smoothed(by_length[-1])
-        means = [f"{losses.mean():.3f}" for losses in by_length]
-        by_band = [f"{loss:.3f}" for loss in band_means(curves[kind])]
-        lengths.add_row(kind, *means)
-        bands.add_row(kind, *by_band)
-        print(kind, *means, *by_band, file=sys.stderr, flush=True)
-    save_figure(draw_by_position(curves), figure)
+        lengths.add_row(kind, *(f"{losses.mean():.3f}" for losses in by_length))
+        bands.add_row(kind, *(f"{loss:.3f}" for loss in band_means(curves[kind])))
+    save_figure(draw_by_position(curves), FIGURES / "positions.png")
     console = Console()
     console.print(lengths)
     console.print(bands)
@@ -178,7 +168,7 @@ def rules(factor: float) -> dict[str, RopeScaling]:
     }
 
 
-def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning: int) -> Experiment:
+def stretched(experiment: Experiment, scaling: RopeScaling, factor: int) -> Experiment:
     """Return the experiment at a longer length: same tokens per step, a fifth of the rate."""
     pattern = with_mixer(experiment.model, position=RoPE(scaling=scaling))
     return dataclasses.replace(
@@ -187,19 +177,19 @@ def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning:
         data=dataclasses.replace(experiment.text_data, sequence_length=LENGTH * factor),
         schedule=ScheduleConfig("linear", learning_rate=8e-4, warmup_steps=5, min_lr_ratio=0.0),
         batch_size=max(1, experiment.batch_size // factor),
-        steps=tuning,
+        steps=60,
         seed=experiment.seed + 1,
     )
 
 
-def extended_losses(base: Experiment, tuning: int) -> tuple[float, dict[str, list[float]]]:
+def extended_losses(base: Experiment) -> tuple[float, dict[str, list[float]]]:
     """Return the loss at the trained length, and of each rule at every factor as is and tuned."""
     run = trained(base)
     vocabulary = run.model.config.vocab_size
     losses: dict[str, list[float]] = {rule: [] for rule in rules(1)}
     for factor in FACTORS[1:]:
         for rule, scaling in rules(factor).items():
-            longer = stretched(base, scaling, factor, tuning)
+            longer = stretched(base, scaling, factor)
             config = dataclasses.replace(longer.model, vocab_size=vocabulary)
             tuned = trained(longer, run.params)
             losses[rule] += [
@@ -210,32 +200,22 @@ def extended_losses(base: Experiment, tuning: int) -> tuple[float, dict[str, lis
 
 
 @command
-def context_extension(
-    steps: int = 600, tuning: int = 60, seeds: int = 1, data: Path | None = None
-) -> None:
+def context_extension(data: Path, seeds: int = 1) -> None:
     """Print losses at 2, 4 and 8 times the trained length by rule, as is and after fine-tuning.
 
     Args:
-      steps: Steps at the trained length.
-      tuning: Steps at each longer length.
+      data: Folder with WikiText-2 in `wikitext-2`.
       seeds: Number of models; with several, means and standard deviations are printed.
-      data: Folder with WikiText-2 in `wikitext-2`; without it, the quickstart's text.
     """
     measured = []
     for seed in range(seeds):
-        measured.append(extended_losses(small(steps, seed=seed, data=data), tuning))
+        measured.append(extended_losses(small(600, seed=seed, data=data)))
         print(f"seed {seed}: {measured[-1]}", file=sys.stderr, flush=True)
-    own = _summary([loss for loss, _ in measured])
+    own = over_seeds([loss for loss, _ in measured], 3)
     columns = [f"T = {LENGTH * n}, {when}" for n in FACTORS[1:] for when in ("as is", "tuned")]
     title = f"trained at T = {LENGTH}, where the loss is {own}; {seeds} seeds"
     table = Table("rule", *columns, title=title)
     for rule in rules(1):
         of_seeds = zip(*(losses[rule] for _, losses in measured), strict=True)
-        table.add_row(rule, *map(_summary, of_seeds))
+        table.add_row(rule, *(over_seeds(losses, 3) for losses in of_seeds))
     Console(width=140).print(table)
-
-
-def _summary(losses: Sequence[float]) -> str:
-    """Return the mean, and of several losses their standard deviation."""
-    mean = f"{statistics.mean(losses):.3f}"
-    return mean if len(losses) == 1 else f"{mean} ± {statistics.stdev(losses):.3f}"

@@ -2,9 +2,9 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from train.assembly import make_engine, make_task, training_options, with_task
 from train.config.experiment_files import find_experiment
 from train.data.batches import TextEvaluationBatches
 from train.data.corpus import TextCorpus
-from train.data.text_files import LIBRARY_PATH
 from train.data.token_file import HostBatch, TokenStream
+from train.engines.engine import Engine
 from train.experiment import Experiment
 from train.optim.muon import Muon
 from train.runtime.local_hardware import local_hardware
@@ -52,11 +52,11 @@ def on_wikitext(experiment: Experiment, data: Path | None) -> Experiment:
     return dataclasses.replace(experiment, data=text)
 
 
-def corpus_name(experiment: Experiment) -> str:
-    """Return the name of the corpus in prose."""
-    if experiment.text_data.path == LIBRARY_PATH:
-        return "the source of Python's standard library"
-    return "WikiText-2"
+def with_vocabulary(experiment: Experiment, size: int) -> Experiment:
+    """Return the experiment with a tokenizer of another size."""
+    text = experiment.text_data
+    tokenizer = dataclasses.replace(text.tokenizer, vocab_size=size)
+    return dataclasses.replace(experiment, data=dataclasses.replace(text, tokenizer=tokenizer))
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:
@@ -72,9 +72,32 @@ def with_mixer(model: TransformerConfig, **changes: Any) -> tuple[BlockConfig, .
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
-    """Result of a small run."""
+class SmallRun(NamedTuple):
+    """Result of a training run without a folder."""
+
+    experiment: Experiment
+    engine: Engine
+    corpus: Any
+    params: Any
+
+
+def train_small(experiment: Experiment, start: Callable[[Any], Any] | None = None) -> SmallRun:
+    """Train from the seed; `start` changes the initial parameters."""
+    corpus: Any = make_task(experiment).prepare_corpus()
+    task = make_task(experiment).resolve(corpus)
+    experiment = with_task(experiment, task)
+    engine = make_engine(experiment, local_hardware())
+    state = engine.init()
+    if start is not None:
+        state = state.replace(params=start(state.params))
+    batches = task.training_batches(corpus, training_options(experiment))
+    for cursor in range(experiment.steps):
+        state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
+    return SmallRun(experiment, engine, corpus, state.params)
+
+
+class Trained(NamedTuple):
+    """A small language model and its corpus."""
 
     model: LanguageModel
     params: Any
@@ -84,20 +107,13 @@ class Trained:
 
 
 def trained(experiment: Experiment, params: Any = None) -> Trained:
-    """Train from the seed, or from the parameters of another run."""
-    corpus: Any = make_task(experiment).prepare_corpus()
-    task = make_task(experiment).resolve(corpus)
-    experiment = with_task(experiment, task)
-    engine = make_engine(experiment, local_hardware())
-    state = engine.init()
-    if params is not None:
-        state = state.replace(params=jax.tree.map(jnp.array, params))
-    batches = task.training_batches(corpus, training_options(experiment))
-    for cursor in range(experiment.steps):
-        state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
-    model = LanguageModel(experiment.model, local_hardware())
+    """Train a language model from the seed, or from the parameters of another run."""
+    # A copy: the step donates its state.
+    start = None if params is None else lambda _: jax.tree.map(jnp.array, params)
+    run = train_small(experiment, start)
+    model = LanguageModel(run.experiment.model, local_hardware())
     segments = experiment.text_data.document_masking
-    return Trained(model, jax.device_get(state.params), corpus, segments)
+    return Trained(model, jax.device_get(run.params), run.corpus, segments)
 
 
 def held_out(

@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import statistics
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,19 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from bench.command import command, save_figure
+from bench.claims.small_runs import train_small
+from bench.command import FIGURES, command, save_figure
 from configs.trec import EXPERIMENTS as TREC
-from train.assembly import make_engine, make_task, training_options, with_task
+from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from train.data.bitext import encode_sentences
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
 from train.evaluation.evaluator import evaluate_split
 from train.experiment import Experiment
 from train.figures import BLACK, GREY
 from train.run import Run
-from train.runtime.local_hardware import local_hardware
 from train.tasks.translation import TranslationTask
 from train.warm_start.skip_gram import train_word_vectors
 from train.warm_start.word_vectors import write_word_vectors
@@ -59,8 +57,6 @@ class Occurrence(NamedTuple):
     place: int
     """Place in the window, from 0."""
     is_code: bool
-    context: str
-    """Text around it."""
 
 
 def prose_spans(source: str) -> list[tuple[int, int]]:
@@ -85,12 +81,12 @@ def is_prose(spans: Sequence[tuple[int, int]], offset: int) -> bool:
 
 
 def find_occurrences(
-    tokenizer: Tokenizer, stream: TokenStream, tokens_of_words: Mapping[int, str], limit: int
+    tokenizer: Tokenizer, stream: TokenStream, tokens_of_words: Mapping[int, str]
 ) -> tuple[list[np.ndarray], dict[str, list[Occurrence]]]:
-    """Return windows of held-out text, and where the words are in them, at most `limit` a sense."""
+    """Return windows of held-out text, and where the words are in them, at most 150 a sense."""
     windows: list[np.ndarray] = []
     found: dict[str, list[Occurrence]] = {word: [] for word in tokens_of_words.values()}
-    missing = {(word, sense): limit for word in found for sense in (False, True)}
+    missing = {(word, sense): 150 for word in found for sense in (False, True)}
     ends = np.append(stream.document_starts[1:], len(stream.tokens) - 1)
     for document, (begin, end) in enumerate(zip(stream.document_starts, ends, strict=True)):
         tokens = np.asarray(stream.tokens[begin:end], np.int32)  # the separator first
@@ -116,8 +112,7 @@ def find_occurrences(
                     continue
                 missing[word, code] -= 1
                 kept = True
-                context = text[max(0, last - 40) : last + 20]
-                found[word].append(Occurrence(document, len(windows), place, code, context))
+                found[word].append(Occurrence(document, len(windows), place, code))
             if kept:
                 windows.append(row)
         if not any(missing.values()):
@@ -190,11 +185,7 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
 
 
 @command
-def senses(
-    workdir: tyro.conf.Positional[str],
-    limit: int = 150,
-    figure: Path = Path("docs/figures/senses.png"),
-) -> None:
+def senses(workdir: tyro.conf.Positional[str]) -> None:
     """Print and draw, by layer, how often the nearest neighbour of a word has the same sense.
 
     In Python's library, "for" or "in" is a keyword in code and English in comments: the embedding
@@ -203,8 +194,6 @@ def senses(
 
     Args:
       workdir: A run of `quickstart`.
-      limit: Occurrences of each word in each sense.
-      figure: File of the figure.
     """
     run = train.load(workdir)
     tokenizer = run.tokenizer
@@ -212,7 +201,7 @@ def senses(
     corpus: Any = make_task(run.experiment).prepare_corpus(tokenizer)
     encoded = {word: tokenizer.encode(f" {word}") for word in WORDS}
     single = {int(tokens[0]): word for word, tokens in encoded.items() if len(tokens) == 1}
-    windows, found = find_occurrences(tokenizer, corpus.split("validation"), single, limit)
+    windows, found = find_occurrences(tokenizer, corpus.split("validation"), single)
     balanced = {word: balance(each) for word, each in found.items()}
     kept = {word: each for word, each in balanced.items() if len(each) >= 20}
 
@@ -232,16 +221,8 @@ def senses(
         table.add_row(word, str(len(kept[word]) // 2), *(f"{100 * value:.0f}" for value in values))
     for name, values in (("mean", np.mean([*shares.values()], axis=0)), ("untrained", untrained)):
         table.add_row(name, "", *(f"{100 * value:.1f}" for value in values))
-    console = Console(width=140)
-    console.print(table)
-    word, occurrences = next(iter(kept.items()))
-    groups = np.array([each.document for each in occurrences])
-    for layer in (0, -1):
-        chosen = nearest(states[word][layer], groups)
-        for index in (0, len(occurrences) // 2):
-            one, other = occurrences[index], occurrences[chosen[index]]
-            console.print(f"{names[layer]}: {one.context!r} -> {other.context!r}", markup=False)
-    save_figure(draw_senses(shares, untrained), figure)
+    Console(width=140).print(table)
+    save_figure(draw_senses(shares, untrained), FIGURES / "senses.png")
 
 
 # ---- Articles ----
@@ -316,11 +297,11 @@ def choices_of(
             yield Choice(kind, bool(place == 0), reference, *picked)
 
 
-def held_out_choices(run: Run, tokenizer: Tokenizer, split: str) -> list[Choice]:
-    """Return the choices at the articles of a split's references."""
+def held_out_choices(run: Run, tokenizer: Tokenizer) -> list[Choice]:
+    """Return the choices at the articles of the test references."""
     task = make_task(run.experiment)
     assert isinstance(task, TranslationTask)
-    pairs = task.prepare_corpus(tokenizer).split(split)
+    pairs = task.prepare_corpus(tokenizer).split("test")
     tokens, apply = article_tokens(tokenizer), logits_of(run)
     found: list[Choice] = []
     for bucket in task.make_buckets(pairs, run.experiment.batch_size or 32, 1):
@@ -391,7 +372,7 @@ def accuracy_rows(choices: Sequence[Choice]) -> Iterator[tuple[str, int, float, 
 
 
 @command
-def articles(workdir: tyro.conf.Positional[str], split: str = "test") -> None:
+def articles(workdir: tyro.conf.Positional[str]) -> None:
     """Print how often a translator writes the German article that the noun demands.
 
     The decoder writes it before the noun, so only attention to the source can tell it the gender.
@@ -401,14 +382,13 @@ def articles(workdir: tyro.conf.Positional[str], split: str = "test") -> None:
 
     Args:
       workdir: A run of `multi30k`.
-      split: Split of the run's data for the first table.
     """
     run = train.load(workdir)
     tokenizer = run.tokenizer
     assert tokenizer is not None
     console = Console(width=120)
     table = Table("article", "number", "right (%)", "most frequent form", "source of another")
-    for name, count, *values in accuracy_rows(held_out_choices(run, tokenizer, split)):
+    for name, count, *values in accuracy_rows(held_out_choices(run, tokenizer)):
         table.add_row(name, str(count), *(f"{value:.1f}" for value in values))
     console.print(table)
     table = Table("English", "article", "nouns", "right (%)", "nouns with an error")
@@ -429,23 +409,21 @@ WIKITEXT = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "wikitext-2" / "train
 
 def test_accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
     """Return the test accuracy after training from random embeddings or from vectors."""
-    corpus = make_task(experiment).prepare_corpus()
-    task = make_task(experiment).resolve(corpus)
-    experiment = with_task(experiment, task)
-    engine = make_engine(experiment, local_hardware())
-    state = engine.init()
-    if vectors is not None:
-        scale = float(jnp.std(state.params["embedding"])) / vectors.std()
-        state = state.replace(params=replace_embeddings(state.params, jnp.asarray(vectors * scale)))
-    batches = task.training_batches(corpus, training_options(experiment))
-    for cursor in range(experiment.steps):
-        state, _ = engine.step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
-    return evaluate_split(experiment, engine, state.params, corpus, "test", whole=True)["accuracy"]
+
+    def start(params: Any) -> Any:
+        if vectors is None:
+            return params
+        scale = float(jnp.std(params["embedding"])) / vectors.std()
+        return replace_embeddings(params, jnp.asarray(vectors * scale))
+
+    run = train_small(experiment, start)
+    found = evaluate_split(run.experiment, run.engine, run.params, run.corpus, "test", whole=True)
+    return found["accuracy"]
 
 
-def known_words(corpus: Any, text: Path) -> list[np.ndarray]:  # each [n]
-    """Return the lines of a text and the training texts as sequences of known words."""
-    texts = [*text.read_text(encoding="utf-8").splitlines(), *corpus.split("train").texts]
+def known_words(corpus: Any) -> list[np.ndarray]:  # each [n]
+    """Return the lines of WikiText-2 and the training texts as sequences of known words."""
+    texts = [*WIKITEXT.read_text(encoding="utf-8").splitlines(), *corpus.split("train").texts]
     [unknown] = corpus.tokenizer.encode("<unk>")
     encoded = (each[each != unknown] for each in corpus.tokenizer.encode_documents(texts))
     return [each for each in encoded if len(each)]
@@ -453,7 +431,6 @@ def known_words(corpus: Any, text: Path) -> list[np.ndarray]:  # each [n]
 
 @command
 def word_vectors(
-    text: Path = WIKITEXT,
     steps: int = 10_000,
     seeds: int = 3,
     classifier: Literal["trec", "sst2"] = "trec",
@@ -465,8 +442,7 @@ def word_vectors(
     without a classifier. Mean and range over seeds.
 
     Args:
-      text: Text on which vectors are trained, beside the classifier's own training texts.
-      steps: Steps of that training.
+      steps: Steps of the training of vectors, on WikiText-2 and the classifier's training texts.
       seeds: Number of classifiers of each kind. 0: only the vectors.
       classifier: Config whose texts and words are used.
       save: File to write the vectors to, in the format of word2vec, for `fit --init-from`.
@@ -476,7 +452,7 @@ def word_vectors(
     lstm = dataclasses.replace(bag.model, layer_pattern=(lstm_layer,), embedding_dropout=0.5)
     corpus: Any = make_task(bag).prepare_corpus()
     words = make_task(bag).resolve(corpus).model_config.vocab_size
-    vectors = train_word_vectors(known_words(corpus, text), words, bag.model.d_model, steps=steps)
+    vectors = train_word_vectors(known_words(corpus), words, bag.model.d_model, steps=steps)
     if save:
         write_word_vectors(save, corpus.tokenizer.vocabulary, vectors)
     if not seeds:
@@ -488,7 +464,6 @@ def word_vectors(
             for seed in range(seeds):
                 experiment = dataclasses.replace(bag, model=model, seed=seed)
                 accuracies.append(test_accuracy(experiment, initial))
-                print(f"{name}, {start}, seed {seed}: {accuracies[-1]:.3f}", file=sys.stderr)
             shown = (statistics.mean(accuracies), min(accuracies), max(accuracies))
             table.add_row(name, start, *(f"{100 * each:.1f}" for each in shown))
     Console().print(table)
@@ -503,31 +478,21 @@ TOKEN = re.compile(r"\((\d) ([^()]+)\)|\((\d)\s+|(\))")
 
 
 def phrases(tree: str) -> list[tuple[str, int]]:
-    """Return the phrases of a tree and their labels, 0 to 4; the whole sentence is the last.
-
-    Raises:
-      UserError: It is no tree.
-    """
-    remedy = "give a whole tree a line, such as (3 (2 It) (3 works))"
+    """Return the phrases of a tree and their labels, 0 to 4; the whole sentence is the last."""
     found: list[tuple[str, int]] = []
     open_phrases: list[tuple[int, list[str]]] = []
-    for match in TOKEN.finditer(tree):
-        word_label, word, label, _ = match.groups()
-        if label is not None:
+    for word_label, word, label, _ in TOKEN.findall(tree):
+        if label:
             open_phrases.append((int(label), []))
             continue
-        if word is not None:
+        if word:
             text, number = word, int(word_label)
         else:
-            if not open_phrases:
-                raise UserError(f"tree {tree[:40]!r}: has a bracket too many; {remedy}")
             number, words = open_phrases.pop()
             text = " ".join(words)
         found.append((text, number))
         if open_phrases:
             open_phrases[-1][1].append(text)
-    if open_phrases or not found:
-        raise UserError(f"tree {tree[:40]!r}: is none, or ends within one; {remedy}")
     return found
 
 
@@ -546,11 +511,7 @@ def letters(text: str) -> str:
 def labeled_phrases(
     trees: Iterable[str], held_out: Iterable[str] = ()
 ) -> Iterator[tuple[str, int]]:
-    """Yield distinct phrases and their labels, 0 or 1, of sentences that are not held out.
-
-    Raises:
-      UserError: One of them is no tree.
-    """
+    """Yield distinct phrases and their labels, 0 or 1, of sentences that are not held out."""
     left_out, seen = {letters(text) for text in held_out}, set()
     for tree in trees:
         found = phrases(tree)

@@ -1,7 +1,5 @@
 """Every causal mixer and the systems that transformers replaced, at equal parameters.
 
-    python -m bench.studies.family [--language-steps 200] [--recall-steps 600] [--seeds 3]
-
 Two tasks:
 
 - language: the quickstart's text in windows of 128 tokens, 2 layers of width 128; held-out loss.
@@ -18,7 +16,6 @@ mixers of a task: none is tuned to one of them. Their speed: `python -m bench at
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,26 +23,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.claims.small_runs import small
-from bench.command import command
+from bench.command import command, over_seeds
 from bench.studies.recall import AssociativeRecall
-from bench.studies.record import (
-    NO_LIMIT,
-    Page,
-    QueueFlags,
-    Study,
-    at_the_end,
-    markdown_table,
-    over_seeds,
-    seeds_of,
-    sweep_run,
-)
+from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.data.arrays import ArrayDataConfig
 from train.experiment import Experiment
 from train.figures import BLACK, BLUE, GREY
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.scaling.design import count_without_embeddings
-from train.sweep.sweep_folder import RunResult
 from transformer import (
     AttentionConfig,
     BigBirdConfig,
@@ -78,7 +64,8 @@ from transformer import (
 HEADS, LAYERS = 4, 2
 TASKS = ("language", "recall")
 RECALL = AssociativeRecall(pairs=16, keys=16)
-RECALL_LENGTH, RECALL_BATCH, RECALL_WIDTH, LANGUAGE_WIDTH = 128, 8, 64, 128
+RECALL_LENGTH, RECALL_BATCH, RECALL_WIDTH, RECALL_STEPS = 128, 8, 64, 600
+LANGUAGE_WIDTH = 128
 
 
 def mixers(length: int, width: int) -> dict[str, MixerConfig]:
@@ -175,11 +162,6 @@ def experiment(task: str, name: str, steps: int, seed: int) -> Experiment:
     return at_the_end(made, seed, batch_size=32)
 
 
-def score(result: RunResult, task: str) -> float:
-    """Return the held-out loss in nats per token, or the accuracy in percent."""
-    return result.metrics["loss"] if task == "language" else 100 * result.metrics["accuracy"]
-
-
 def draw(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """Draw a panel of losses and one of accuracies, a row per mixer: the mean and every seed."""
     figure = Figure(figsize=(8, 5.5))
@@ -201,14 +183,13 @@ def draw(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
 @command
 def main(
     language_steps: int = 200,
-    recall_steps: int = 600,
     seeds: int = 3,
     names: tuple[str, ...] = tuple(mixers(RECALL_LENGTH, RECALL_WIDTH)),
-    queue: QueueFlags = NO_LIMIT,
+    minutes: float = 0,
 ) -> None:
     """What do causal mixers and recurrent networks reach at equal parameters?"""
-    study = Study("family", queue)
-    steps = dict(zip(TASKS, (language_steps, recall_steps), strict=True))
+    study = Study("family", minutes)
+    steps = dict(zip(TASKS, (language_steps, RECALL_STEPS), strict=True))
     runs = {
         (task, name, seed): sweep_run(
             {"task": task, "mixer": name}, experiment(task, name, steps[task], seed)
@@ -217,42 +198,22 @@ def main(
         for name in names
         for task in TASKS
     }
-    results = study.train([*runs.values()])
+    found = study.train([*runs.values()])
+
+    def metrics(task: str, name: str, metric: str) -> list[float]:
+        of_seeds = (runs[task, name, seed].name for seed in range(seeds))
+        return [found[each].result.metrics[metric] for each in of_seeds]
+
     scores = {
         name: {
-            task: [score(results[runs[task, name, seed].name], task) for seed in range(seeds)]
-            for task in TASKS
+            "language": metrics("language", name, "loss"),
+            "recall": [100 * each for each in metrics("recall", name, "accuracy")],
         }
         for name in names
     }
     rows = [
-        [name, over_seeds(scores[name]["language"], 3), over_seeds(scores[name]["recall"], 1)]
-        for name in names
+        [name, over_seeds(each["language"], 3), over_seeds(each["recall"], 1)]
+        for name, each in scores.items()
     ]
-    means = {task: {name: float(np.mean(scores[name][task])) for name in names} for task in TASKS}
-    exact = [name for name, accuracy in means["recall"].items() if accuracy > 99]
-    lowest = sorted(names, key=lambda name: means["language"][name])[:3]
-    best = ", ".join(f"`{name}` {means['language'][name]:.3f}" for name in lowest)
-    page = Page(
-        title="The family of mixers compared",
-        question="What do causal mixers and recurrent networks reach at equal parameters?",
-        answer=(
-            f"More than 99% of the recall: {', '.join(f'`{name}`' for name in exact) or 'none'} (a "
-            f"guess is right in {100 / RECALL.pairs:.1f}%). The lowest losses on language: "
-            f"{best}."
-        ),
-        table=markdown_table(["mixer", "language: loss (nats)", "recall: accuracy (%)"], rows),
-        settings=(
-            f"Two layers, equal parameters within 2%, one learning rate for all mixers of a task. "
-            f"Language: width {LANGUAGE_WIDTH}, {language_steps} steps on windows of "
-            f"{runs['language', names[0], 0].experiment.sequence_length} tokens. Recall: width "
-            f"{RECALL_WIDTH}, {recall_steps} steps of {RECALL_BATCH} sequences of {RECALL_LENGTH} "
-            f"tokens with {RECALL.pairs} pairs. {seeds_of(seeds)[0].upper()}{seeds_of(seeds)[1:]}. "
-            "The findings hold at this scale only."
-        ),
-    )
-    study.write(page, draw(scores), {"scores": scores})
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    table = markdown_table(["mixer", "language: loss (nats)", "recall: accuracy (%)"], rows)
+    study.write([table], draw(scores), {"scores": scores})

@@ -1,14 +1,10 @@
 """Positions and length: trained at T, tested at T, 2T, 4T and 8T, and loss by position.
 
-    python -m bench.studies.lengths [--steps 300] [--seeds 3] [--minutes 10]
-
 Like `python -m bench positions`, with seeds: the quickstart's model with each kind of position,
 trained on windows of 128 tokens and evaluated, without further training, on longer windows of the
 same held-out text.
 """
 
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +12,27 @@ import numpy as np
 
 import train
 from bench.claims.positions import (
-    BANDS,
+    BAND_NAMES,
     FACTORS,
     KINDS,
-    LONGEST,
     band_means,
     draw_by_position,
     smoothed,
     with_positions,
 )
 from bench.claims.small_runs import LENGTH, Trained, losses_by_position, small
-from bench.command import command
-from bench.studies.record import (
-    NO_LIMIT,
-    Page,
-    QueueFlags,
-    Study,
-    at_the_end,
-    markdown_table,
-    over_seeds,
-    seeds_of,
-    sweep_run,
-)
+from bench.command import command, over_seeds
+from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.assembly import make_task
 from train.sweep.grid import SweepRun
 from transformer import LanguageModel
 
 EVALUATED = 1 << 15
-"""Tokens at the beginning of the held-out text on which all lengths are compared."""
+"""Held-out tokens, the same at all lengths."""
 
 
-def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, Any]:
-    """Return the held-out loss of a run at each length, and by position of the longest windows."""
+def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, list[float]]:
+    """Return the loss at each length, and by position in the longest windows."""
     loaded = train.load(str(folder))
     corpus: Any = make_task(loaded.experiment).prepare_corpus(loaded.tokenizer)
     assert isinstance(loaded.model, LanguageModel)
@@ -60,71 +45,42 @@ def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, Any]:
 
 
 @command
-def main(
-    steps: int = 300,
-    seeds: int = 3,
-    kinds: tuple[str, ...] = tuple(KINDS),
-    queue: QueueFlags = NO_LIMIT,
-) -> None:
+def main(steps: int = 300, seeds: int = 3, minutes: float = 0) -> None:
     """What does each kind of position lose beyond the trained length, and where in the window?"""
-    study = Study("lengths", queue)
+    study = Study("lengths", minutes)
     runs = [
         sweep_run(
             {"positions": kind}, at_the_end(with_positions(small(steps, seed=seed), kind), seed)
         )
         for seed in range(seeds)
-        for kind in kinds
+        for kind in KINDS
     ]
-    study.train(runs, measure=evaluate_lengths)
-    by_kind: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in kinds}
-    for run in runs:
-        by_kind[run.settings["positions"]].append(study.measured(run))
+    found = study.train(runs, measure=evaluate_lengths)
+    measured = {
+        kind: [found[run.name].measured for run in runs if run.settings["positions"] == kind]
+        for kind in KINDS
+    }
     losses = {
-        kind: np.array([each["losses"] for each in found])  # [seeds, lengths]
-        for kind, found in by_kind.items()
+        kind: np.array([each["losses"] for each in of_seeds])  # [seeds, lengths]
+        for kind, of_seeds in measured.items()
     }
     curves = {
-        kind: np.mean([each["by_position"] for each in found], axis=0)
-        for kind, found in by_kind.items()
+        kind: np.mean([each["by_position"] for each in of_seeds], axis=0)
+        for kind, of_seeds in measured.items()
     }
-    rows = [[kind, *(over_seeds(each, 3) for each in found.T)] for kind, found in losses.items()]
-    bands = [
+    by_length = [
+        [kind, *(over_seeds(column, 3) for column in each.T)] for kind, each in losses.items()
+    ]
+    by_band = [
         [kind, *(f"{loss:.3f}" for loss in band_means(curve))] for kind, curve in curves.items()
     ]
-    places = ["positions", *(f"{begin} to {end - 1:,}" for begin, end in BANDS)]
-    change = {kind: float((found[:, -1] - found[:, 0]).mean()) for kind, found in losses.items()}
-    order = sorted(change, key=lambda kind: change[kind])
-    lowest = min(losses, key=lambda kind: float(losses[kind][:, -1].mean()))
-    page = Page(
-        title="Positions and length",
-        question=(
-            "What does each kind of position lose beyond the trained length, and where in the "
-            "window?"
-        ),
-        answer=(
-            f"From {LENGTH} to {LONGEST:,} tokens the loss changes by "
-            f"{', '.join(f'{change[kind]:+.3f} ({kind})' for kind in order)}. The lowest at "
-            f"{LONGEST:,} tokens is that of {lowest}."
-        ),
-        table=markdown_table(["positions", *(f"T = {LENGTH * n:,}" for n in FACTORS)], rows),
-        settings=(
-            "Held-out loss in nats per token. The quickstart's model (4 layers, width 192), "
-            f"{steps} steps of 1,024 tokens on windows of {LENGTH}, {seeds_of(seeds)}. The same "
-            f"{EVALUATED:,} held-out tokens at all lengths. Learned positions have rows that "
-            "training did not reach. The findings hold at this scale only."
-        ),
-        more=[
-            f"By position in windows of {LONGEST:,} tokens, mean over seeds:",
-            markdown_table(places, bands),
-        ],
-    )
+    tables = [
+        markdown_table(["positions", *(f"T = {LENGTH * n:,}" for n in FACTORS)], by_length),
+        markdown_table(["positions", *BAND_NAMES], by_band),
+    ]
     data = {
         "lengths": [LENGTH * factor for factor in FACTORS],
-        "losses": {kind: found.tolist() for kind, found in losses.items()},
+        "losses": {kind: each.tolist() for kind, each in losses.items()},
         "by_position": {kind: each.round(4).tolist() for kind, each in curves.items()},
     }
-    study.write(page, draw_by_position(curves), data)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    study.write(tables, draw_by_position(curves), data)

@@ -1,7 +1,5 @@
 """Stability: pre- against post-norm, with and without warm-up, by depth; gradients by layer.
 
-    python -m bench.studies.stability [--depths 6 12 24 48] [--steps 300] [--minutes 10]
-
 `versus:transformer` and the same with pre-norm, narrow, at several depths. Each is trained with and
 without warm-up at one learning rate. A run that diverges is a result, not an error. The norm of the
 loss's gradient in the weights of each layer is taken on held-out text, at the start and after
@@ -10,7 +8,6 @@ training with warm-up.
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,18 +20,8 @@ from matplotlib.figure import Figure
 import train
 from bench.claims.architecture import norms_by_layer
 from bench.claims.small_runs import LENGTH, held_out
-from bench.command import command
-from bench.studies.record import (
-    NO_LIMIT,
-    Page,
-    QueueFlags,
-    Study,
-    at_the_end,
-    markdown_table,
-    over_seeds,
-    seeds_of,
-    sweep_run,
-)
+from bench.command import command, over_seeds
+from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from configs.versus import EXPERIMENTS
 from train.assembly import make_task
 from train.experiment import Experiment
@@ -47,20 +34,20 @@ from transformer import LanguageModel
 
 RECIPES = {"post": "transformer", "pre": "transformer_pre_norm"}
 WIDTH = 64
+DEPTHS = (6, 12, 24, 48)
+WARMUP = 100  # steps
 
 
-def experiment(
-    placement: str, depth: int, warmup: int, *, rate: float, steps: int, batch_size: int
-) -> Experiment:
+def experiment(placement: str, depth: int, warmup: int, steps: int) -> Experiment:
     """Return a run of a depth; `warmup` in steps."""
     base = EXPERIMENTS[RECIPES[placement]]
     narrow = model_of_width(base.model, WIDTH, SizeRules())
     return dataclasses.replace(
         base,
         model=dataclasses.replace(narrow, num_layers=depth, layer_loop="scan"),
-        schedule=ScheduleConfig("cosine", learning_rate=rate, warmup_steps=warmup),
+        schedule=ScheduleConfig("cosine", learning_rate=2e-3, warmup_steps=warmup),
         steps=steps,
-        batch_size=batch_size,
+        batch_size=8,
     )
 
 
@@ -115,99 +102,52 @@ def draw(norms: Norms) -> Figure:
 
 
 @command
-def main(
-    depths: tuple[int, ...] = (6, 12, 24, 48),
-    steps: int = 300,
-    warmup: int = 100,
-    rate: float = 2e-3,
-    batch_size: int = 8,
-    seeds: int = 3,
-    queue: QueueFlags = NO_LIMIT,
-) -> None:
+def main(steps: int = 300, seeds: int = 3, minutes: float = 0) -> None:
     """Do pre- and post-norm train without warm-up, by depth, and how do gradients differ?"""
-    study = Study("stability", queue)
-    options: dict[str, Any] = {"rate": rate, "steps": steps, "batch_size": batch_size}
+    study = Study("stability", minutes)
     runs = [
         sweep_run(
-            {"norm": placement, "depth": str(depth), "warmup": str(rise)},
-            at_the_end(experiment(placement, depth, rise, **options), seed),
+            {"norm": placement, "depth": str(depth), "warmup": str(warmup)},
+            at_the_end(experiment(placement, depth, warmup, steps), seed),
         )
         for seed in range(seeds)
-        for depth in depths
+        for depth in DEPTHS
         for placement in RECIPES
-        for rise in (warmup, 0)
+        for warmup in (WARMUP, 0)
     ]
-    results = study.train(runs, measure=measure_gradients, accept_failed=True)
+    found = study.train(runs, measure=measure_gradients, accept_failed=True)
     norms: dict[tuple[str, int], Mapping[str, list[float]]] = {}
     losses: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
-        placement, layers, rise = run.settings.values()
-        result = results[run.name]
-        losses.setdefault((layers, placement, rise), []).append(result.value)
-        if result.status == "finished" and (measured := study.measured(run)):
+        placement, layers, warmup = run.settings.values()
+        losses.setdefault((layers, placement, warmup), []).append(found[run.name].result.value)
+        if measured := found[run.name].measured:
             norms[placement, int(layers)] = measured
 
-    def finite(depth: int, placement: str, rise: int) -> list[float]:
-        return [x for x in losses[str(depth), placement, str(rise)] if math.isfinite(x)]
+    def loss(depth: int, placement: str, warmup: int) -> str:
+        values = losses[str(depth), placement, str(warmup)]
+        finite = [value for value in values if math.isfinite(value)]
+        if len(finite) == seeds:
+            return over_seeds(finite, 3)
+        return f"{over_seeds(finite, 3)} ({seeds - len(finite)} failed)" if finite else "failed"
 
-    def cell(depth: int, placement: str, rise: int) -> str:
-        values = finite(depth, placement, rise)
-        if not values:
-            return "failed"
-        failed = seeds - len(values)
-        return over_seeds(values, 3) + (f" ({failed} failed)" if failed else "")
-
-    def ratio(placement: str, depth: int, when: str) -> str:
+    def last_over_first(depth: int, placement: str, when: str) -> str:
         if (placement, depth) not in norms:
             return "-"
-        found = norms[placement, depth][when]
-        last_over_first = found[-1] / found[0]
-        return f"{last_over_first:,.0f}" if last_over_first >= 100 else f"{last_over_first:.2f}"
+        of_layers = norms[placement, depth][when]
+        ratio = of_layers[-1] / of_layers[0]
+        return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2f}"
 
     header = ["layers"]
     for placement in RECIPES:
         header += [f"{placement}, warm-up", f"{placement}, none"]
         header += [f"{placement}: gradient, start", "trained"]
-    rows = [
-        [
-            str(depth),
-            *(
-                shown
-                for placement in RECIPES
-                for shown in (
-                    cell(depth, placement, warmup),
-                    cell(depth, placement, 0),
-                    ratio(placement, depth, "start"),
-                    ratio(placement, depth, "trained"),
-                )
-            ),
-        ]
-        for depth in depths
-    ]
-
-    def by_depth(placement: str, rise: int) -> str:
-        means = [
-            np.mean(values) if (values := finite(d, placement, rise)) else math.nan for d in depths
-        ]
-        return ", ".join(f"{mean:.2f}" if math.isfinite(mean) else "failed" for mean in means)
-
-    page = Page(
-        title="Norm placement, warm-up and depth",
-        question="Do pre- and post-norm train without warm-up, by depth?",
-        answer=(
-            f"With {', '.join(map(str, depths))} layers the loss is {by_depth('pre', warmup)} for "
-            f"pre-norm with warm-up and {by_depth('pre', 0)} without; for post-norm "
-            f"{by_depth('post', warmup)} and {by_depth('post', 0)}. Predicting words by their "
-            "frequency alone has 6.63."
-        ),
-        table=markdown_table(header, rows),
-        settings=(
-            f"Held-out loss in nats per token, and the norm of the last layer's gradient over that "
-            f"of the first, at the start and after training with warm-up. Width {WIDTH}, {steps} "
-            f"steps of {batch_size * LENGTH:,} tokens, peak learning rate {rate:g}, warm-up of "
-            f"{warmup} steps or none, {seeds_of(seeds)}. The findings hold at this scale only."
-        ),
-    )
+    rows = []
+    for depth in DEPTHS:
+        rows.append([str(depth)])
+        for placement in RECIPES:
+            rows[-1] += [loss(depth, placement, warmup) for warmup in (WARMUP, 0)]
+            rows[-1] += [last_over_first(depth, placement, when) for when in ("start", "trained")]
     data = {
         "losses": {
             ",".join(key): [value if math.isfinite(value) else None for value in values]
@@ -217,8 +157,4 @@ def main(
             f"{placement},{depth}": found for (placement, depth), found in norms.items()
         },
     }
-    study.write(page, draw(norms), data)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    study.write([markdown_table(header, rows)], draw(norms), data)

@@ -1,7 +1,5 @@
 """The translation systems of 2014 to 2018 on Multi30k: BLEU by source length.
 
-    python -m bench.studies.translators --data DATA [--systems seq2seq luong] [--minutes 10]
-
 Claims under test: an LSTM that passes one vector to the decoder fails on long sentences, attention
 does not (Bahdanau et al. 2015, figure 2); many LSTM layers with attention beat one (Wu et al.
 2016); a non-autoregressive decoder is worse than an autoregressive one (Gu et al. 2018). All
@@ -12,7 +10,6 @@ the transformers, which learn faster, for 400.
 
 import dataclasses
 import itertools
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,16 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.command import command
-from bench.studies.record import (
-    NO_LIMIT,
-    Page,
-    QueueFlags,
-    Study,
-    at_the_end,
-    markdown_table,
-    over_seeds,
-)
+from bench.command import command, over_seeds
+from bench.studies.record import Study, at_the_end, markdown_table
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
 from configs.multi30k_recurrent import EXPERIMENTS as RECURRENT
@@ -141,86 +130,47 @@ def draw(scores: Mapping[tuple[str, int], np.ndarray]) -> Figure:
 
 
 @command
-def main(
-    data: Path,
-    systems: tuple[str, ...] = tuple(SYSTEMS),
-    steps: int = 1000,
-    transformer_steps: int = 400,
-    seeds: int = 3,
-    whole: tuple[str, ...] | None = None,
-    queue: QueueFlags = NO_LIMIT,
-) -> None:
+def main(data: Path, seeds: int = 3, minutes: float = 0) -> None:
     """What BLEU do the translation systems of 2014 to 2018 reach, by the length of the source?
 
     Args:
       data: Folder that has Multi30k in `multi30k/raw`.
-      systems: Systems to train.
-      steps: Steps of the recurrent systems.
-      transformer_steps: Steps of the transformers.
-      seeds: Number of runs of each.
-      whole: Systems to train for the steps of their recipe as well, one seed. By default the
-        recurrent ones among `systems`.
-      queue: Where and how long to train.
+      seeds: Number of short runs of each system. The recurrent ones are also trained once for the
+        steps of their recipe.
+      minutes: Time after which the command stops, and can be repeated to go on. 0: no limit.
     """
     folder = data.resolve() / "multi30k"
-    usual = {name: steps if name in RECURRENT else transformer_steps for name in SYSTEMS}
-    plan = [(seed, system, usual[system]) for seed in range(seeds) for system in systems]
-    if whole is None:
-        whole = tuple(name for name in systems if name in RECURRENT)
-    plan += [(0, system, SYSTEMS[system].steps) for system in whole]
-    runs = []
-    for seed, system, count in dict.fromkeys(plan):
-        settings = {"system": system, "steps": str(count)}
-        made = at_the_end(make_experiment(system, folder, count), seed)
-        runs.append(SweepRun(run_name(settings, seed), settings, made, float(count)))
-    study = Study("translators", queue)
-    results = study.train(runs, measure=measure)
-    found: dict[tuple[str, int], list[SweepRun]] = {}
-    for run in runs:
-        found.setdefault((run.settings["system"], run.experiment.steps), []).append(run)
-    rows, times, groups, falls = [], [], {}, []
-    for key, own in found.items():
-        measured = [study.measured(run) for run in own]
-        groups[key] = np.array([each["by_length"] for each in measured])
-        bleu = np.column_stack([[each["bleu"] for each in measured], groups[key]])
-        title, trained = [TITLES[key[0]], f"{key[1]:,}"], [results[run.name] for run in own]
-        rows.append([*title, str(len(own)), *(over_seeds(column, 1) for column in bleu.T)])
-        loss = over_seeds([each.metrics["loss"] for each in trained], 3)
-        seconds = [np.median([each.seconds for each in trained])]
-        seconds.append(np.median([each["translating"] for each in measured]))
-        found_on = {finished.machine: None for run in own if (finished := study.records.find(run))}
-        times.append([*title, loss, *(f"{each:.0f}" for each in seconds), ", ".join(found_on)])
-        if key[1] == SYSTEMS[key[0]].steps:
-            first, last = groups[key].mean(axis=0)[[0, -1]]
-            falls.append(f"{first:.1f} to {last:.1f} ({TITLES[key[0]]}, {last / first - 1:+.0%})")
-    page = Page(
-        title="Translation systems by source length",
-        question="What BLEU do translation systems reach on Multi30k, by the length of the source?",
-        answer=(
-            f"After the steps of their recipes, from sources {group_names()[0]} words to those "
-            f"of {group_names()[-1]}: {'; '.join(falls)}. Translating word by word, without any "
-            "context, has 11.7 (`python -m bench baselines multi30k`)."
+    short = {name: 1000 if name in RECURRENT else 400 for name in SYSTEMS}
+    plan = [(seed, system, short[system]) for seed in range(seeds) for system in SYSTEMS]
+    plan += [(0, system, SYSTEMS[system].steps) for system in RECURRENT]
+    all_runs: list[SweepRun] = []
+    runs: dict[tuple[str, int], list[SweepRun]] = {}
+    for seed, system, steps in plan:
+        settings = {"system": system, "steps": str(steps)}
+        made = at_the_end(make_experiment(system, folder, steps), seed)
+        all_runs.append(SweepRun(run_name(settings, seed), settings, made, float(steps)))
+        runs.setdefault((system, steps), []).append(all_runs[-1])
+    study = Study("translators", minutes)
+    finished = study.train(all_runs, measure=measure)
+    scores, times, groups = [], [], {}
+    for (system, steps), own in runs.items():
+        found = [finished[run.name] for run in own]
+        groups[system, steps] = np.array([each.measured["by_length"] for each in found])
+        bleu = [each.measured["bleu"] for each in found]
+        columns = [bleu, *groups[system, steps].T]
+        title = [TITLES[system], f"{steps:,}"]
+        scores.append([*title, str(len(own)), *(over_seeds(column, 1) for column in columns)])
+        loss = over_seeds([each.result.metrics["loss"] for each in found], 3)
+        training = np.median([each.result.seconds for each in found])
+        translating = np.median([each.measured["translating"] for each in found])
+        machines = ", ".join(dict.fromkeys(each.machine for each in found))
+        times.append([*title, loss, f"{training:.0f}", f"{translating:.0f}", machines])
+    tables = [
+        markdown_table(["system", "steps", "seeds", "BLEU", *group_names()], scores),
+        markdown_table(
+            [*("system", "steps", "validation loss", "training (s)", "translating (s)"), "on"],
+            times,
         ),
-        table=markdown_table(["system", "steps", "seeds", "BLEU", *group_names()], rows),
-        settings=(
-            "sacreBLEU of test 2016, lower-cased, whole and by the words of the source; of several "
-            "seeds mean and standard deviation (in the figure mean and range). Multi30k, English "
-            "to German, by the recipes of `multi30k_recurrent`, `multi30k_parallel` and "
-            "`multi30k`, their schedules over the given number of steps of at most 4,096 tokens, "
-            "without averaging of weights; beam search except for the non-autoregressive model. "
-            "Seconds are those of a run and of translating 1,000 sentences, the median over seeds, "
-            "beside other runs; the first of a system also compiles."
-        ),
-        more=[
-            markdown_table(
-                [*("system", "steps", "validation loss", "training (s)", "translating (s)"), "on"],
-                times,
-            )
-        ],
-    )
-    by_system = {f"{system},{count}": each.tolist() for (system, count), each in groups.items()}
-    study.write(page, draw(groups), {"bleu_by_length": by_system})
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    ]
+    by_system = {f"{system},{steps}": each.tolist() for (system, steps), each in groups.items()}
+    study.write(tables, draw(groups), {"bleu_by_length": by_system})

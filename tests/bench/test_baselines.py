@@ -3,25 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.claims.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
-
-
-def test_naive_bayes_matches_textbook_example() -> None:
-    """Manning, Raghavan and Schütze, example 13.1: P(c | d5) is proportional to 3/4 (3/7)^3 1/14
-    1/14 = 0.0003.
-    """
-    texts = [
-        ["Chinese", "Beijing", "Chinese"],
-        ["Chinese", "Chinese", "Shanghai"],
-        ["Chinese", "Macao"],
-        ["Tokyo", "Japan", "Chinese"],
-    ]
-    model = NaiveBayes(texts, np.array([1, 1, 1, 0]))
-    document = ["Chinese", "Chinese", "Chinese", "Tokyo", "Japan"]
-    china = 3 / 4 * (3 / 7) ** 3 * 1 / 14 * 1 / 14
-    other = 1 / 4 * (2 / 9) ** 3 * 2 / 9 * 2 / 9
-    np.testing.assert_allclose(np.exp(model.scores(document)), [other, china], rtol=1e-12)
-    assert model.predict([document, ["Japan", "Seoul"]]).tolist() == [1, 0]
+from bench.claims.baselines import KneserNey, MostFrequentTag, WordByWord
 
 
 def test_most_frequent_tag_and_tag_of_unknown_words() -> None:

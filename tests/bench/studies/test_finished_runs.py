@@ -22,6 +22,7 @@ def test_run_is_found_by_its_settings_alone(tmp_path: Path) -> None:
     assert found is not None
     assert (found.result.value, found.measured) == (2.5, {"bleu": 3})
     assert records.find(sweep_run({}, dataclasses.replace(base, steps=base.steps + 1))) is None
+    assert records.find(dataclasses.replace(run, warm_start={"init_from": "runs/first"})) is None
 
 
 def test_run_from_before_a_setting_existed_had_its_default(tmp_path: Path) -> None:

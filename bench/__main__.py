@@ -72,6 +72,11 @@ def main(arguments: list[str]) -> int | None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("bench", "train", "transformer"):
+            raise
+        print(f"{name}: {error.name} is not installed; needs {found[0].needs}", file=sys.stderr)
+        return 1
     return status
 
 

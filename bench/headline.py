@@ -14,6 +14,7 @@ both pages follow from it. Fields of a figure:
     readme       a short name, if README.md shows the figure
 """
 
+import html
 import json
 import tomllib
 from pathlib import Path
@@ -63,13 +64,13 @@ def badge(name: str, value: str) -> str:
     width = left + right
     text = 'fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11"'
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img">
-<title>{name}: {value}</title>
+<title>{name}: {html.escape(value)}</title>
 <rect width="{width}" height="20" rx="3" fill="#555"/>
 <rect x="{left}" width="{right}" height="20" rx="3" fill="#0969da"/>
 <rect x="{left}" width="4" height="20" fill="#0969da"/>
 <g text-anchor="middle" {text}>
 <text x="{left / 2}" y="14">{name}</text>
-<text x="{left + right / 2}" y="14">{value}</text>
+<text x="{left + right / 2}" y="14">{html.escape(value)}</text>
 </g>
 </svg>
 """
@@ -81,7 +82,7 @@ def badges() -> dict[Path, str]:
     jax = next(each for each in project["dependencies"] if each.startswith("jax>"))
     shown = {
         "python": project["requires-python"].replace(">=", "≥ "),
-        "jax": jax.removeprefix("jax").replace(">=", "≥ ").replace(",<", ", &lt; "),
+        "jax": jax.removeprefix("jax").replace(">=", "≥ ").replace(",<", ", < "),
         "license": project["license"],
     }
     return {

@@ -4,13 +4,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tyro.conf import OmitArgPrefixes
 
 from bench import headline
 from bench.entries import PACKAGES, Entry, entries
 from train.errors import UserError
+from train.figures import figure_style
+from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
 
 README = Path(__file__).with_name("README.md")
 INTRODUCTION = """# Benchmarks
@@ -50,7 +54,10 @@ def _print_list() -> None:
 
 
 def main(arguments: list[str]) -> int | None:
-    """Run the entry that the first argument names on the others."""
+    """Run the entry that the first argument names, with the others as its settings.
+
+    Returns the exit status. 75: it was stopped, and the same command continues.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         _print_list()
         return 0
@@ -66,9 +73,15 @@ def main(arguments: list[str]) -> int | None:
         print(f"{name}: is no benchmark; `python -m bench` lists them", file=sys.stderr)
         return 2
     module, function = found[0].run.split(":")
-    sys.argv = [f"python -m bench {name}", *others]
     try:
-        status: int | None = getattr(import_module(f"bench.{module}"), function)(others)
+        run = getattr(import_module(f"bench.{module}"), function)
+        with figure_style():
+            status: int | None = tyro.cli(
+                run, prog=f"python -m bench {name}", args=others, config=(OmitArgPrefixes,)
+            )
+    except PreemptedError as stop:
+        print(stop, file=sys.stderr)
+        return PREEMPTED_EXIT_STATUS
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

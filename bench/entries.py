@@ -22,8 +22,8 @@ class Entry(NamedTuple):
     question: that it answers, as a sentence.
     minutes: on two cores of a shared machine, at the settings whose figures are published; 0 for
         less than one.
-    run: `module:function` below `bench`; the function takes the command line's arguments as
-        ``list[str]`` and returns the exit status, or None for 0.
+    run: `module:function` below `bench`; the function's parameters are its settings on the command
+        line, and it returns the exit status, or None for 0.
     needs: what it needs besides this project: data, another Python with torch.
     """
 

@@ -25,7 +25,7 @@ from bench.claims.small_runs import (
     with_mixer,
     with_model,
 )
-from bench.command import FIGURES, command, save_figure
+from bench.results import FIGURES, save_figure
 from configs.versus import CHANGES
 from configs.versus import EXPERIMENTS as RIVALS
 from train.experiment import Experiment
@@ -98,7 +98,6 @@ def differing_by_layer(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 
     return np.asarray(fractions)
 
 
-@command
 def rank_collapse() -> None:
     """Print the fraction of the outputs that differs between tokens, and draw it by layer.
 
@@ -174,7 +173,6 @@ def norms_by_layer(stacked: Any) -> np.ndarray:  # [L]
     return np.sqrt(sum(np.square(leaf).reshape(len(leaf), -1).sum(1) for leaf in leaves))
 
 
-@command
 def norm_placement() -> None:
     """Print the last layer's gradient over the first's at the start, and draw those of all layers.
 
@@ -238,7 +236,6 @@ def norms_by_distance(
     return np.sqrt(np.square(gradient).sum(-1).mean(0))[::-1]
 
 
-@command
 def gradient_distance() -> None:
     """Print the gradient of the last output in earlier tokens at random weights, and draw all.
 
@@ -322,7 +319,6 @@ GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
 }
 
 
-@command
 def ablations(
     group: tyro.conf.Positional[Group],
     steps: int = 600,

@@ -19,7 +19,6 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
 
-from bench.command import command
 from train.assembly import make_task
 from train.config.experiment_files import find_experiment
 from train.data.bitext import BitextDataConfig, SentencePair, read_sentence_pairs
@@ -288,7 +287,6 @@ TASKS: dict[str, Callable[[Experiment], Scores]] = {
 }
 
 
-@command
 def baselines(tasks: tyro.conf.Positional[tuple[str, ...]] = tuple(TASKS)) -> None:
     """Print the score of each baseline for the named configs.
 

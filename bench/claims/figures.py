@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 import train
-from bench.command import FIGURES, command, save_figure
 from bench.drills.faults import Fault, planted
 from bench.drills.spikes import decoder
+from bench.results import FIGURES, save_figure
 from train import loop
 from train.config.experiment_files import find_experiment
 from train.experiment import EvaluationConfig, Experiment, SampleConfig
@@ -367,7 +367,6 @@ def draw_profile() -> Figure:
     return figure
 
 
-@command
 def explanations() -> None:
     """Draw the masks, steps of attention and diagrams of docs/explanation."""
     save_figure(draw_masks(), FIGURES / "masks.png")
@@ -377,7 +376,6 @@ def explanations() -> None:
     save_figure(draw_exact_resume(), FIGURES / "exact_resume.png")
 
 
-@command
 def pictures() -> None:
     """Draw pictures of textbooks from the code: activations, learning rates, formats, a spike."""
     save_figure(draw_activations(), FIGURES / "activations.png")
@@ -386,7 +384,6 @@ def pictures() -> None:
     save_figure(draw_gradient_spike(), FIGURES / "gradient_spike.png")
 
 
-@command
 def trace_figure() -> None:
     """Draw the figure of docs/profiling.md from two traces of this machine."""
     save_figure(draw_profile(), FIGURES / "profile.png")

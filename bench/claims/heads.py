@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from bench.command import command
 from train.assembly import make_task
 from train.data.batches import TextEvaluationBatches
 from train.run import Run
@@ -59,7 +58,6 @@ def mean_patterns(run: Run, params: Any) -> tuple[np.ndarray, np.ndarray]:
     return reach, distance
 
 
-@command
 def head_patterns(workdir: tyro.conf.Positional[str]) -> None:
     """Print how far back each head attends, and how different heads are, trained and at first.
 
@@ -159,7 +157,6 @@ def phrase_weights(
     return np.stack([results[number] for number in range(len(sentences))])
 
 
-@command
 def distant_phrases(workdir: tyro.conf.Positional[str]) -> None:
     """Print the weight from "making" to a distant complement, and to an adverb in its place.
 

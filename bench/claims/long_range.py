@@ -10,7 +10,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import command
 from configs import byte_text, listops
 from train.assembly import make_engine, make_task, training_options, with_task
 from train.data.examples import ExampleCorpus
@@ -83,7 +82,6 @@ def _first_tokens(split: ClassificationSplit) -> np.ndarray:  # [n]
     return split.tokens.values[split.tokens.offsets[:-1] + 1]
 
 
-@command
 def long_range(
     task: tyro.conf.Positional[Literal["listops", "byte_text"]] = "listops", steps: int = 200
 ) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from bench.command import FIGURES, command, save_figure
+from bench.results import FIGURES, save_figure
 from train.figures import COLORS, GREY
 from transformer import (
     AttentionConfig,
@@ -170,7 +170,6 @@ def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
     return first_part
 
 
-@command
 def patterns() -> None:
     """Draw which query sees which key, and print the fraction of token pairs that is kept.
 
@@ -250,7 +249,6 @@ def random_feature_errors(
     return np.array(off) / np.linalg.norm(exact)
 
 
-@command
 def performer_error() -> None:
     """Print the error of Performer against softmax by number of features, and draw it.
 

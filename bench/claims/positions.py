@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.claims.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
-from bench.command import FIGURES, command, over_seeds, save_figure
+from bench.results import FIGURES, over_seeds, save_figure
 from train.experiment import Experiment
 from train.figures import COLORS, DASHES
 from train.optim.schedules import ScheduleConfig
@@ -34,7 +34,6 @@ from transformer.attention.rope import (
 from transformer.layers.position_embedding import PositionEmbedding, sinusoidal_embedding
 
 
-@command
 def sinusoids() -> None:
     """Draw sinusoidal position embeddings (Vaswani et al. 2017, section 3.5), a row per token."""
     length, width = 128, 64
@@ -131,7 +130,6 @@ def draw_by_position(curves: Mapping[str, np.ndarray]) -> Figure:
     return drawn
 
 
-@command
 def positions(steps: int = 600) -> None:
     """Train on windows of 128 tokens; print the loss by length and by position, and draw it.
 
@@ -199,7 +197,6 @@ def extended_losses(base: Experiment) -> tuple[float, dict[str, list[float]]]:
     return float(losses_by_position(run, LENGTH).mean()), losses
 
 
-@command
 def context_extension(data: Path, seeds: int = 1) -> None:
     """Print losses at 2, 4 and 8 times the trained length by rule, as is and after fine-tuning.
 

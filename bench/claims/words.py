@@ -23,7 +23,7 @@ from rich.table import Table
 
 import train
 from bench.claims.small_runs import train_small
-from bench.command import FIGURES, command, save_figure
+from bench.results import FIGURES, save_figure
 from configs.trec import EXPERIMENTS as TREC
 from train.assembly import make_task
 from train.config.experiment_files import find_experiment
@@ -184,7 +184,6 @@ def draw_senses(shares: Mapping[str, np.ndarray], untrained: np.ndarray) -> Figu
     return drawn
 
 
-@command
 def senses(workdir: tyro.conf.Positional[str]) -> None:
     """Print and draw, by layer, how often the nearest neighbour of a word has the same sense.
 
@@ -371,7 +370,6 @@ def accuracy_rows(choices: Sequence[Choice]) -> Iterator[tuple[str, int, float, 
             yield f"{kind}, {name}", len(rows), percent * right, percent * most, percent * blind
 
 
-@command
 def articles(workdir: tyro.conf.Positional[str]) -> None:
     """Print how often a translator writes the German article that the noun demands.
 
@@ -429,7 +427,6 @@ def known_words(corpus: Any) -> list[np.ndarray]:  # each [n]
     return [each for each in encoded if len(each)]
 
 
-@command
 def word_vectors(
     steps: int = 10_000,
     seeds: int = 3,
@@ -524,7 +521,6 @@ def labeled_phrases(
                 yield phrase
 
 
-@command
 def treebank_phrases(
     trees: tyro.conf.Positional[Path],
     output: tyro.conf.Positional[Path],

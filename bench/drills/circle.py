@@ -12,7 +12,6 @@ It needs torch and transformers (the extra `hf`) and no network.
 """
 
 import dataclasses
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -169,9 +168,8 @@ def run_circle(workdir: str, text: str) -> tuple[str, bool]:
     return "\n".join(lines), gaps.max() <= LARGEST
 
 
-def main(args: list[str]) -> int:
+def drill(options: CircleOptions) -> int:
     """Print the table; return 1 if losses differ."""
-    options = tyro.cli(CircleOptions, args=args)
     return compare_cases(
         options,
         dict.fromkeys(options.runs),
@@ -181,7 +179,3 @@ def main(args: list[str]) -> int:
             f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, decay {WEIGHT_DECAY} of matrices",
         ],
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,14 +13,12 @@ import dataclasses
 import importlib
 import inspect
 import json
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
-import tyro
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -238,20 +236,12 @@ def make_table() -> str:
     return json.dumps(table, indent=1, sort_keys=True) + "\n"
 
 
-def main(args: list[str]) -> int:
+def drill(write: bool = False) -> int:
     """Check or write the table; return 1 if the committed one differs."""
-
-    def check(write: bool = False) -> int:
-        table = make_table()
-        if write:
-            TABLE.write_text(table)
-            return 0
-        differs = table != TABLE.read_text()
-        print("the table differs" if differs else "the table is that of this version")
-        return int(differs)
-
-    return tyro.cli(check, args=args)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    table = make_table()
+    if write:
+        TABLE.write_text(table)
+        return 0
+    differs = table != TABLE.read_text()
+    print("the table differs" if differs else "the table is that of this version")
+    return int(differs)

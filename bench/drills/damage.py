@@ -1,6 +1,6 @@
 """Damage checkpoints in every way that disks do: each must be detected and recovered.
 
-    python -m bench.drills.damage [--count 500]
+    python -m bench damage [--count 500]
 
 A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
 emptied, deleted, or has one bit flipped at a random position, repeatedly. Detected: the older
@@ -11,7 +11,6 @@ resumed to the end and must reach the final weights of the run.
 import os
 import random
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -131,12 +129,3 @@ def drill(count: int = 500) -> int:
     Console().print(table)
     all_well = all(well[k, "detected"] == well[k, "recovered"] == tried[k] for k in KINDS)
     return int(not all_well or sum(well[kind, "resumed"] for kind in KINDS) != len(chosen))
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

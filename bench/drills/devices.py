@@ -1,6 +1,6 @@
 """Train on several CPU devices with few cores beside a busy process: no run may abort or hang.
 
-    python -m bench.drills.devices [--runs 10]
+    python -m bench devices [--runs 10]
 
 XLA's CPU collectives block threads of a pool that all devices share, so programs that starve
 each other show here first (`train/engines/engine.py`). A small model trains a few steps on
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -152,12 +151,3 @@ def drill(runs: int = 10) -> int:
     Console(width=100).print(table)
     good = all(outcome.end == "well" for outcome in every)
     return int(not good or spread(every, expected) > TOLERANCE)
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

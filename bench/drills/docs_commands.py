@@ -1,6 +1,6 @@
 """Run every command and every Python block of README and docs, in order, as a reader would.
 
-    python -m bench.drills.docs_commands [--only docs/tutorial/own_text.md]
+    python -m bench docs_commands [--only docs/tutorial/own_text.md]
 
 Each page runs in its own temporary folder, on the CPU and without a network. Bash blocks run
 in `bash`; the Python blocks of a page share one interpreter. Comments of the page, which readers do
@@ -27,8 +27,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
-
-import tyro
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,12 +214,3 @@ def drill(only: tuple[str, ...] = ()) -> int:
     print(", ".join(f"{count} {status}" for status, count in statuses.items()))
     print("".join(problems), end="", file=sys.stderr)
     return min(statuses["FAILED"], 99)
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Feed broken input to every reader: each case must succeed or end in a one-line error.
 
-    python -m bench.drills.fuzz [--cases 10000] [--only WORD]
+    python -m bench fuzz [--cases 10000] [--only WORD]
 
 Run folders, settings, models, datasets and tokenizers, in process. Each case is a damaged
 file or an implausible setting, drawn by Hypothesis. Anything but success or a UserError is a
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
@@ -824,12 +823,3 @@ def drill(cases: int = 10_000, only: str = "") -> int:
     Console().print(table)
     print("\n".join(findings))
     return int(bool(findings))
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Fraction of useful time of a run that is killed again and again.
 
-    python -m bench.drills.goodput [--every 60] [-- --steps 600 ...]
+    python -m bench goodput [--every 60] [-- --steps 600 ...]
 
 `fit quickstart` is killed (SIGKILL) `--every` seconds after each start and started
 again, until it finishes. Prints what all that time was spent on, and the time from the
@@ -10,7 +10,6 @@ maximum over all starts but the first).
 
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,12 +61,3 @@ def drill(
     if restarts:
         median, slowest = statistics.median(restarts), max(restarts)
         print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")
-
-
-def main(argv: list[str]) -> None:
-    """Run the drill with these arguments."""
-    tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

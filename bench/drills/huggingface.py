@@ -24,7 +24,6 @@ With `--fixtures` the first two write the fixtures of the tests. They need torch
 
 import fnmatch
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
-import tyro
 from safetensors.numpy import load_file
 
 from bench.drills._huggingface_models import (
@@ -266,7 +264,7 @@ def write_model_fixtures(variants: dict[str, Variant]) -> None:
         save_fixture(folder, model, **compute_reference(variant, model)._asdict())
 
 
-def compare_models(args: list[str]) -> int:
+def compare_models(options: Options) -> int:
     """Print the table of all families."""
     columns = f"{'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9} {'cached':>9}"
     head = [
@@ -274,7 +272,7 @@ def compare_models(args: list[str]) -> int:
         f"{'model':20} {columns}  there and back  reopened",
     ]
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         VARIANTS,
         compare_model,
         head=head,
@@ -328,14 +326,14 @@ def write_multimodal_fixtures(variants: dict[str, Variant]) -> None:
         save_fixture(folder, model, tokens=draw_text(), logits=text_logits(model))
 
 
-def compare_multimodal(args: list[str]) -> int:
+def compare_multimodal(options: Options) -> int:
     """Print the table of models that also see."""
     head = [
         f"{versions('transformers', 'torch', 'jax')}, CPU, float32",
         f"{'model':14} {'logits':>8} {'exported':>8}  read as",
     ]
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         MULTIMODAL,
         compare_text_part,
         head=head,
@@ -437,14 +435,10 @@ def compare_type(name: str, variant: Variant) -> tuple[str, bool]:
     return "\n".join([line, *(f"    {problem}" for problem in problems)]), not failures
 
 
-def compare_defaults(args: list[str]) -> int:
+def compare_defaults(options: Options) -> int:
     """Print the table of the fields of every type."""
     head = [
         f"{versions('transformers')}, each field of config.json absent, then null",
         "model                 logits  largest  shapes refused problems",
     ]
-    return compare_cases(tyro.cli(Options, args=args), first_variants(), compare_type, head=head)
-
-
-if __name__ == "__main__":
-    sys.exit(compare_models(sys.argv[1:]))
+    return compare_cases(options, first_variants(), compare_type, head=head)

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "JAX_PLATFORMS
 import lm_eval
 import torch
 import transformers
-import tyro
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
@@ -270,11 +268,7 @@ def compare_kind(kind: str, _: Any) -> tuple[str, bool]:
     return "\n".join(lines), all_passed
 
 
-def main(args: list[str]) -> int:
+def drill(options: Options) -> int:
     """Print the tables; return 1 if numbers differ."""
     head = [f"{versions('lm_eval', 'torch', 'transformers', 'jax')}, CPU, float32"]
-    return compare_cases(tyro.cli(Options, args=args), KINDS, compare_kind, head=head)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return compare_cases(options, KINDS, compare_kind, head=head)

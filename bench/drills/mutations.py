@@ -1,6 +1,6 @@
 """Plant small faults made by machine, one at a time: which do the tests notice?
 
-    python -m bench.drills.mutations [--results FILE] [--faults 300] [--seed 0] [--first EARLIER]
+    python -m bench mutations [--results FILE] [--faults 300] [--seed 0] [--first EARLIER]
 
 A fault is one change of the source: a comparison flipped, a constant shifted, two arguments
 swapped, a term or a statement dropped, a condition negated, an axis replaced. Places are drawn with
@@ -25,14 +25,11 @@ import hashlib
 import itertools
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import tyro
 
 import train
 import transformer
@@ -366,12 +363,3 @@ def drill(
                 record = plant(fault, tests[fault.file], folder)
                 print(json.dumps(record), file=file, flush=True)
     print("\n".join(table(load(results), load(first) if first else {})))
-
-
-def main(argv: list[str]) -> None:
-    """Run the drill with these arguments."""
-    tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

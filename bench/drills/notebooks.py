@@ -1,6 +1,6 @@
 """Execute every notebook of `colab/` from top to bottom, as a person would.
 
-    python -m bench.drills.notebooks [--only own_attention]
+    python -m bench notebooks [--only own_attention]
 
 A notebook fails if a cell raises or prints a warning to standard error. Prints the
 seconds and the number of pictures of each; the exit status is the number of notebooks that failed.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import tyro
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell
@@ -94,12 +93,3 @@ def drill(only: str = "") -> int:
         print(problem[-2000:], end="", file=sys.stderr)
         failed += bool(problem)
     return failed
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,20 +1,24 @@
 """Write the packed models of tests/transformer/interop/packed, by their publishers' own code.
 
-    torch-python -m bench.drills.packed_models --gptq qlinear_cuda.py --awq autoawq/ --output packed
+    python -m bench packed_models --gptq qlinear_cuda.py --awq autoawq/ --output packed
 
-The interpreter needs PyTorch and transformers, and not this library. GPTQ is packed and unpacked by
+GPTQ is packed and unpacked by
 the QuantLinear of AutoGPTQ (auto_gptq/nn_modules/qlinear/qlinear_cuda.py, which imports nothing of
 its package), AWQ by awq/modules/linear/gemm.py and awq/utils/packing_utils.py of AutoAWQ, and MXFP4
 is unpacked by transformers. Each folder has the logits of the unpacked model for its tokens.
 """
 
-import argparse
 import importlib.util
 import json
 import sys
 import types
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
 
 SIZES = {
     "vocab_size": 51,
@@ -28,21 +32,18 @@ SIZES = {
 }
 
 
-def main(args: list[str]) -> None:
-    """Write all folders."""
-    import numpy as np
-    import torch
-    import transformers
-    from safetensors.torch import save_file
+def drill(gptq: Path, awq: Path, output: Path) -> None:
+    """Write all folders.
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("gptq", "awq", "output"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    given = parser.parse_args(args)
+    Args:
+      gptq: AutoGPTQ's qlinear_cuda.py.
+      awq: A checkout of AutoAWQ.
+      output: The folder for them.
+    """
     tokens = torch.arange(2 * 12).reshape(2, 12) * 7 % SIZES["vocab_size"]
 
     def write(name: str, model: Any, packed: dict[str, Any], settings: dict[str, Any]) -> None:
-        folder = given.output / name
+        folder = output / name
         folder.mkdir(parents=True, exist_ok=True)
         with torch.no_grad():
             logits = model(tokens).logits
@@ -58,15 +59,15 @@ def main(args: list[str]) -> None:
         config = transformers.LlamaConfig(**SIZES, initializer_range=0.2)
         return transformers.LlamaForCausalLM(config).eval()
 
-    spec = importlib.util.spec_from_file_location("qlinear_cuda", given.gptq)
+    spec = importlib.util.spec_from_file_location("qlinear_cuda", gptq)
     assert spec is not None
     assert spec.loader is not None
-    gptq = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gptq)
+    qlinear: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(qlinear)
     # Without the `__init__` of its packages, which import the models of older transformers.
     for package in ("awq", "awq.modules", "awq.modules.linear", "awq.utils"):
         sys.modules[package] = types.ModuleType(package)
-        sys.modules[package].__path__ = [str(given.awq.joinpath(*package.split(".")))]
+        sys.modules[package].__path__ = [str(awq.joinpath(*package.split(".")))]
     devices: Any = types.ModuleType("awq.utils.utils")
     devices.get_best_device = lambda: "cpu"
     sys.modules["awq.utils.utils"] = devices
@@ -98,7 +99,7 @@ def main(args: list[str]) -> None:
             if permuted:
                 groups = groups[torch.randperm(inputs)]
             scales, zeros = quantize(module.weight.data, groups, inputs // size, bits)
-            linear = gptq.QuantLinear(bits, size, inputs, outputs, bias=False)
+            linear = qlinear.QuantLinear(bits, size, inputs, outputs, bias=False)
             linear.pack(module, scales, zeros.clone(), groups.int())
             linear.autogptq_cuda_available = False
             module.weight.data = linear(torch.eye(inputs)).float().T.contiguous()
@@ -153,7 +154,3 @@ def main(args: list[str]) -> None:
         if not key.endswith(("gate_up_proj", "down_proj"))
     }
     write("mxfp4", model, kept | packed, {"quant_method": "mxfp4"})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -13,7 +13,6 @@ It needs torch, transformers and peft, and no network.
 
 import json
 import shutil
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -25,7 +24,6 @@ import numpy as np
 import peft
 import torch
 import transformers
-import tyro
 
 from bench.drills._huggingface_models import VARIANTS, Array, Variant, difference, logits_of
 from bench.drills._reference_table import TESTS, Options, compare_cases, fixture_folders, versions
@@ -153,12 +151,12 @@ def write_fixtures(variants: dict[str, Variant]) -> None:
         np.savez_compressed(folder / "reference.npz", logits=logits)
 
 
-def main(args: list[str]) -> int:
+def drill(options: Options) -> int:
     """Print the table; return 1 if a model does not pass."""
     warnings.simplefilter("ignore")
     columns = f"{'opened':>8} {'read back':>9} {'of PEFT':>8} {'effect':>7}"
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         CASES,
         compare_adapters,
         head=[
@@ -167,7 +165,3 @@ def main(args: list[str]) -> int:
         ],
         write_fixtures=write_fixtures,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

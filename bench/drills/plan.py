@@ -1,6 +1,6 @@
 """Compare the memory estimate of `plan` with what compilers reserve.
 
-    python -m bench.drills.plan [--write] [--fit]
+    python -m bench plan [--write] [--fit]
 
 Compile the real step of each case for its target and print both figures, with the fraction of
 cases within a tenth. Needs libtpu (`pip install '.[tpu]'`) or the CUDA plugin
@@ -10,12 +10,10 @@ which the tests check the estimates against; `--fit` prints the best coefficient
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 from scipy.optimize import linprog
@@ -146,12 +144,3 @@ def fitted(
         b_ub=np.concatenate([targets + free, free - targets]),
     )
     return np.asarray(solution.x[:terms])
-
-
-def main(argv: list[str]) -> None:
-    """Run the drill with these arguments."""
-    tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Step time estimated by a plan, compared with the real step on the local devices.
 
-    python -m bench.drills.plan_time [--clock cores]
+    python -m bench plan_time [--clock cores]
 
 Each case is planned as it is, compiled, and run on random tokens; the drill prints both times and
 the terms of the estimate, then the median and the worst error. Nothing is read: vocabularies are
@@ -8,12 +8,10 @@ given.
 """
 
 import statistics
-import sys
 import time
 from typing import Literal
 
 import jax
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -96,12 +94,3 @@ def compared(case: str, target: Target, clock: Clock) -> tuple[StepTime, float]:
     estimate = estimate_step_time(Quantities(experiment, target.hardware), candidate, target)
     compiled = compile_step(experiment, target)
     return estimate, time_step(experiment, compiled, STEPS, clock)
-
-
-def main(argv: list[str]) -> None:
-    """Run the drill with these arguments."""
-    tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Plant 44 bugs, one at a time, and run the tests of their modules: does the suite detect them?
 
-    python -m bench.drills.planted_bugs [--only WORD]
+    python -m bench planted_bugs [--only WORD]
 
 Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not changed.
 Those of the module's test files that `make test` runs then run until the first failure: a bug that
@@ -18,8 +18,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import tyro
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("transformer", "train", "configs", "tests", "bench", "colab", "cloud", "docs")
@@ -439,12 +437,3 @@ def drill(only: str = "") -> int:
             print(f"{bug.what:62} {seconds:6.0f} s  {caught_by or 'MISSED'}", flush=True)
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs caught by the tests of `make test`")
     return int(missed > 0)
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

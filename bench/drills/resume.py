@@ -1,6 +1,6 @@
 """Kill a run at random moments and restart it, and compare it with an uninterrupted run.
 
-    python -m bench.drills.resume [--kills 200] [--only "2 processes"]
+    python -m bench resume [--kills 200] [--only "2 processes"]
 
 A small model with dropout trains on Python's own library text, on one device, on eight,
 and on the devices of two processes. One run is uninterrupted; another is killed (SIGKILL, or one
@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -184,12 +182,3 @@ def drill(kills: int = 200, only: str = "") -> int:
     machines = [machine for machine in MACHINES if only in str(machine)]
     good = [compare(machine, -(-kills // len(machines))) for machine in machines]
     return int(not all(good))
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

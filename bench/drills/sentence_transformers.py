@@ -12,7 +12,6 @@ It needs the package sentence-transformers, and no network.
 """
 
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-import tyro
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -205,10 +203,10 @@ def write_fixtures(variants: dict[str, Variant]) -> None:
         np.savez_compressed(folder / "reference.npz", texts=np.array(TEXTS), **vectors)
 
 
-def main(args: list[str]) -> int:
+def drill(options: Options) -> int:
     """Print the table; return 1 if a model does not pass."""
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         VARIANTS,
         compare_vectors,
         head=[
@@ -217,7 +215,3 @@ def main(args: list[str]) -> int:
         ],
         write_fixtures=write_fixtures,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Send a server large and hostile bodies, and clients that leave.
 
-    python -m bench.drills.server
+    python -m bench hostile_requests
 
 A small model is served on this machine. Of each kind of body eight are sent at once: the table has
 the status of the answers, the seconds until the last one, and how much the server's largest memory
@@ -202,7 +202,7 @@ def departures(server: Server) -> Iterator[str]:
         yield f"{name:24} {whole:15.2f} {seconds:14.2f}" + ("" if seconds < 2 else "  FAILED")
 
 
-def main(_: list[str]) -> int:
+def drill() -> int:
     """Print the tables; return 1 if something failed."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     failed = False
@@ -226,7 +226,3 @@ def main(_: list[str]) -> int:
         finally:
             server.stop()
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Faults planted in small runs: are they detected within two steps, and what do they cost?
 
-    python -m bench.drills.spikes [--steps 300] [--only decoder]
+    python -m bench spikes [--steps 300] [--only decoder]
 
 Each kind of run is trained once unchanged and once with each fault: gradients a thousand times too
 large, batches with random targets, a nonfinite batch, a flipped bit in a weight. The
@@ -19,7 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -187,12 +186,3 @@ def drill(steps: int = 300, only: str = "") -> int:
             table.add_row(kind, "none", "", clean.done, "", f"{clean.loss:.4f}", "", "")
     Console(width=140).print(table)
     return int(failed)
-
-
-def main(argv: list[str]) -> int:
-    """Run the drill with these arguments."""
-    return tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,6 @@ results, and the memory of attention that materializes all scores.
 
 import functools
 import os
-import sys
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
@@ -28,7 +27,7 @@ TOPOLOGY = "v5e:2x2"
 LENGTH, HEADS, WIDTH = 4096, 8, 128
 
 
-def main(_: list[str]) -> None:
+def drill() -> None:
     """Compile one chip's program for [1, T, N, H]; print the memory of both."""
     described = topologies.get_topology_desc(topology_name=TOPOLOGY, platform="tpu")
     mesh = Mesh(np.array(described.devices[:1]), ("one",))
@@ -51,7 +50,3 @@ def _total(attend: Any, pattern: MaskPattern, q: Any, k: Any, v: Any, ids: Any) 
 
 def _reference(*given: Any) -> Any:
     return attend_reference(*given)[0]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Ownership of a run's folder: killed and restarted, in a local folder and as in an object store.
 
-    python -m bench.drills.takeover [--kills 3]
+    python -m bench takeover [--kills 3]
 
 A run is killed (SIGKILL) again and again, and immediately restarted by the same command: under a
 lock of the operating system it must start immediately, and as in an object store it must wait until
@@ -10,12 +10,9 @@ uninterrupted run.
 """
 
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-import tyro
 
 from bench.drills.faults import SMALL_RUN, Fit, train_losses
 
@@ -87,12 +84,3 @@ def drill(kills: int = 3) -> None:
             if train_losses(killed) != train_losses(uninterrupted):
                 raise SystemExit("the losses are not those of the run that was left alone")
             print(f"{kind}: all {STEPS} losses are those of the run that was left alone")
-
-
-def main(argv: list[str]) -> None:
-    """Run the drill with these arguments."""
-    tyro.cli(drill, args=argv)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

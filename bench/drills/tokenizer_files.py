@@ -29,7 +29,6 @@ import base64
 import dataclasses
 import gzip
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ import numpy as np
 import sentencepiece
 import tokenizers
 import transformers
-import tyro
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from bench.drills._reference_table import TESTS, Options, compare_cases, train_byte_level, versions
@@ -181,9 +179,8 @@ class SentencePieceOptions(Options):
     """Folder with `wikitext-2/` and `multi30k/raw/`."""
 
 
-def compare_sentencepiece(args: list[str]) -> int:
+def compare_sentencepiece(options: SentencePieceOptions) -> int:
     """Print the table of models trained by the package."""
-    options = tyro.cli(SentencePieceOptions, args=args)
     wikitext, multi30k = options.data / "wikitext-2", options.data / "multi30k" / "raw"
     corpus = [
         *read_lines(wikitext / "train.txt", 6000),
@@ -427,10 +424,10 @@ def write_folders(cases: dict[str, dict[str, Any]]) -> None:
     _write_lines(FIXTURES / "tokenizer_folders.jsonl", [TEXTS, *records], ensure_ascii=False)
 
 
-def compare_folders(args: list[str]) -> int:
+def compare_folders(options: Options) -> int:
     """Print the table of folders."""
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         FOLDERS,
         compare_folder,
         head=[
@@ -592,18 +589,14 @@ def compare_template(name: str, source: str, ours: Tokenizer, theirs: Any) -> tu
     return f"{name:26} {same_text}/{2 * count:<4} {same_tokens}/{2 * count:<4} {masks}", passed
 
 
-def compare_templates(args: list[str]) -> int:
+def compare_templates(options: Options) -> int:
     """Print the table of templates."""
     with tempfile.TemporaryDirectory() as name:
         ours = make_tokenizer(Path(name))
         theirs = transformers.PreTrainedTokenizerFast.from_pretrained(name)
     return compare_cases(
-        tyro.cli(Options, args=args),
+        options,
         TEMPLATES,
         lambda name, source: compare_template(name, source, ours, theirs),
         head=[versions("transformers"), f"{'template':26} text  tokens answers"],
     )
-
-
-if __name__ == "__main__":
-    sys.exit(compare_folders(sys.argv[1:]))

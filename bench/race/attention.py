@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
@@ -65,9 +64,8 @@ class RaceOptions:
     """Steps in a turn."""
 
 
-def attention(argv: list[str]) -> None:
+def attention(options: RaceOptions) -> None:
     """Race at each length."""
-    options = tyro.cli(RaceOptions, args=argv)
     print_machine()
     for length in options.lengths:
         batch = max(1, options.batch * options.lengths[0] // length)
@@ -235,9 +233,8 @@ class CostOptions:
     figure: Path | None = Path("docs/figures/attention_cost.png")
 
 
-def attention_costs(argv: list[str]) -> None:
+def attention_costs(options: CostOptions) -> None:
     """Measure, print the table and draw the figure."""
-    options = tyro.cli(CostOptions, args=argv)
     print_machine()
     costs = costs_by_length(
         options.variants,

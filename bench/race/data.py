@@ -4,8 +4,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from bench.race.harness import OURS, Contender, peer, print_machine, print_race
 
 
@@ -27,9 +25,8 @@ class DataOptions:
     """Number of turns per side; a turn prepares the text once."""
 
 
-def data(argv: list[str]) -> None:
+def data(options: DataOptions) -> None:
     """Race the preparation of a text."""
-    options = tyro.cli(DataOptions, args=argv)
     print_machine()
     settings = {"path": str(options.data.resolve()), "vocabulary": options.vocabulary}
     print_race(

@@ -81,9 +81,8 @@ class DecodeOptions:
     """Number of turns per side; a turn continues one batch."""
 
 
-def decode(argv: list[str]) -> None:
+def decode(options: DecodeOptions) -> None:
     """Race decoding with each batch size: prompts of 16 tokens, and 128 more."""
-    options = tyro.cli(DecodeOptions, args=argv)
     print_machine()
     for batch in options.batch:
         settings: dict[str, Any] = {
@@ -143,10 +142,9 @@ class ServerOptions:
     """Number of turns per side."""
 
 
-def server(argv: list[str]) -> None:
+def server(options: ServerOptions) -> None:
     """Print a row for each number of clients, with medians of the turns."""
     restart_with_huge_pages()  # as `python -m train` does
-    options = tyro.cli(ServerOptions, args=argv)
     print_machine()
     table = Table("clients", "ours", PEER, "server", "/ ours", "/ HF", "p50 s", "p95 s")
     with tempfile.TemporaryDirectory() as name:
@@ -279,9 +277,8 @@ class WeightsOptions:
     """Turns of each format: 32 tokens after 16."""
 
 
-def small_weights(argv: list[str]) -> None:
+def small_weights(options: WeightsOptions) -> None:
     """Print a row for each format."""
-    options = tyro.cli(WeightsOptions, args=argv)
     print_machine()
     run = load(options.workdir)
     assert isinstance(run.model, LanguageModel)

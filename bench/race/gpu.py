@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax.core import meta
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
@@ -53,12 +52,7 @@ MAX_SECONDS = 150
 """Of each part."""
 
 
-def on_a_gpu(argv: list[str]) -> int:
-    """Run the parts; return the number of those that failed."""
-    return tyro.cli(_run_parts, args=argv)
-
-
-def _run_parts(nanogpt: Path | None = None) -> int:
+def on_a_gpu(nanogpt: Path | None = None) -> int:
     """Run all measurements on a GPU that results refer to, in ten minutes.
 
     The tests for devices, decoding with 124 million and 1.5 billion parameters, a training step of
@@ -276,9 +270,8 @@ def show_training(options: ProgramOptions) -> None:
         Console().print(grid)
 
 
-def gpu_program(argv: list[str]) -> None:
+def gpu_program(options: ProgramOptions) -> None:
     """Print the number of kernels and their bytes for each batch size."""
-    options = tyro.cli(ProgramOptions, args=argv)
     if options.train:
         show_training(options)
         return

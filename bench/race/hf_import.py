@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -20,12 +19,7 @@ MESH_DEVICES = 8
 LAYERS = 24
 
 
-def hf_import(argv: list[str]) -> None:
-    """Write a model, let all readers read it in turns, and print the table."""
-    tyro.cli(_read_in_turns, args=argv)
-
-
-def _read_in_turns(torch_python: Path = Path(sys.executable), rounds: int = 1) -> None:
+def hf_import(torch_python: Path = Path(sys.executable), rounds: int = 1) -> None:
     """Compare memory and seconds of reading a Llama of 1.3 billion parameters with transformers.
 
     A random model in bfloat16 is written in shards, then read in one process each: by `read_model`,

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -25,12 +24,7 @@ from transformer.attention.reference import ScoreSpec, attend_reference
 # Against Hugging Face -----------------------------------------------------------------------------
 
 
-def long_attention(argv: list[str]) -> None:
-    """Race `longformer` and `bigbird` beside Hugging Face's modules."""
-    tyro.cli(_race, args=argv)
-
-
-def _race(torch_python: Path = Path(sys.executable)) -> None:
+def long_attention(torch_python: Path = Path(sys.executable)) -> None:
     """Race the mixers `longformer` and `bigbird` beside Hugging Face's modules, forward.
 
     Projections included, width 768, 12 heads. Of Longformer, with 256 keys on each side, the time
@@ -69,12 +63,7 @@ def _race(torch_python: Path = Path(sys.executable)) -> None:
 # multiples of the window, and at least two windows.
 
 
-def window_forms(argv: list[str]) -> None:
-    """Measure the four forms, print the table and draw the figure."""
-    tyro.cli(_measure_forms, args=argv)
-
-
-def _measure_forms(
+def window_forms(
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16_384),
     figure: Path | None = Path("docs/figures/longformer.png"),
 ) -> None:

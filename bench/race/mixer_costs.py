@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tyro
 from jax.extend import core
 from rich.console import Console
 from rich.table import Table
@@ -157,12 +156,7 @@ def jaxprs_in_params(params: Mapping[str, Any]) -> Iterator[core.Jaxpr]:
                 yield each
 
 
-def mixer_costs(argv: list[str]) -> None:
-    """Print the costs at one size, and the length up to which attention is cheaper."""
-    tyro.cli(_print_costs, args=argv)
-
-
-def _print_costs() -> None:
+def mixer_costs() -> None:
     """Count the FLOPs of mixers, by formula and in the traced program, for 512 tokens of width 512.
 
     FLOPs are those of matrix products, with a multiplication and an addition as two; those in a

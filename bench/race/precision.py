@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -132,12 +131,7 @@ def loss_table(base: Experiment, reference: Trained) -> Table:
     return table
 
 
-def precision(argv: list[str]) -> None:
-    """Print the tables."""
-    tyro.cli(_print_tables, args=argv)
-
-
-def _print_tables(
+def precision(
     steps: int = 300,
     rounds: int = 7,
     turn: int = 5,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +48,7 @@ PARTS = {
 """Patterns of event names, tried in this order."""
 
 
-def attention_profile(argv: list[str]) -> None:
-    """Print the share of each part."""
-    tyro.cli(_profile_attention, args=argv)
-
-
-def _profile_attention() -> None:
+def attention_profile() -> None:
     """Profile blockwise attention on a CPU: causal, float32, forward and backward.
 
     8,192 tokens, 4 heads of 64, tiles of 128. Each part of the compiled program that ran is counted
@@ -115,12 +110,7 @@ def _without_nested(spans: Iterator[tuple[str, int, int]]) -> Counter[str]:
 # Activations --------------------------------------------------------------------------------------
 
 
-def activations(argv: list[str]) -> None:
-    """Print a table in microseconds."""
-    tyro.cli(_time_activations, args=argv)
-
-
-def _time_activations() -> None:
+def activations() -> None:
     """Time activations and their gradients, in the forms that a GPU gets and in JAX's own.
 
     Of 100 million numbers in bfloat16. Each program adds a bias first, as a feed-forward layer
@@ -164,11 +154,10 @@ def _time_activations() -> None:
 # Compilation --------------------------------------------------------------------------------------
 
 
-def compile_time(argv: list[str]) -> None:
+def compile_time(program: tyro.conf.Positional[Literal["step", "initial-weights"]]) -> None:
     """Time the compiler on one of two programs."""
-    programs: Any = {"step": _compile_steps, "initial-weights": _compile_initial_weights}
     jax.config.update("jax_enable_compilation_cache", False)
-    tyro.extras.subcommand_cli_from_dict(programs, args=argv)
+    {"step": _compile_steps, "initial-weights": _compile_initial_weights}[program]()
 
 
 def _compile_steps() -> None:

@@ -8,8 +8,6 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from bench.race.harness import ROOT
 
 PACKAGES = ("configs", "train", "transformer")
@@ -36,9 +34,8 @@ class ReleaseOptions:
     """File of versions to install. Empty: the newest that pyproject.toml allows."""
 
 
-def release_check(argv: list[str]) -> None:
+def release_check(options: ReleaseOptions) -> None:
     """Build, check, install and train."""
-    options = tyro.cli(ReleaseOptions, args=argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # Away from the repository, whose packages would be imported in place of the installed ones.

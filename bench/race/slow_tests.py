@@ -1,11 +1,14 @@
 """Run tests, and print where their time goes: by file, by test and by compiled program."""
 
 import collections
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+import tyro
 
 COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -51,13 +54,24 @@ class Recorder:
         row = self.tables[table][name]
         row[0], row[1], row[2] = row[0] + seconds, row[1] + compiling, row[2] + programs
 
+    def pytest_terminal_summary(self) -> None:
+        for title, rows in self.tables.items():
+            print(f"\n   seconds   compiler   programs  by {title}")
+            for name, row in sorted(rows.items(), key=lambda item: -item[1][0])[:40]:
+                print("{:10.1f} {:10.1f} {:10}  ".format(*row) + name)
 
-def slow_tests(argv: list[str]) -> int:
-    """Run pytest with its own arguments in one process, and print where the time goes."""
-    recorder = Recorder()
-    status = pytest.main(["-n0", *argv], plugins=[recorder])
-    for title, rows in recorder.tables.items():
-        print(f"\n   seconds   compiler   programs  by {title}")
-        for name, row in sorted(rows.items(), key=lambda item: -item[1][0])[:40]:
-            print("{:10.1f} {:10.1f} {:10}  ".format(*row) + name)
-    return int(status)
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the recorder."""
+    config.pluginmanager.register(Recorder())
+
+
+def slow_tests(arguments: tyro.conf.Positional[tuple[str, ...]] = ()) -> int:
+    """Run pytest in one process, and print where the time goes.
+
+    Args:
+      arguments: Of pytest, after `--`.
+    """
+    # A process of its own: what is imported here cannot be rewritten by pytest.
+    command = (sys.executable, "-m", "pytest", "-n0", "-p", "bench.race.slow_tests", *arguments)
+    return subprocess.run(command, check=False).returncode

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -89,9 +88,8 @@ class StepOptions:
     """Run the peer under torch.compile."""
 
 
-def step(argv: list[str]) -> None:
+def step(options: StepOptions) -> None:
     """Race a training step in each of the requested shapes."""
-    options = tyro.cli(StepOptions, args=argv)
     print_machine()
     for name in options.shapes:
         shape = replace(SHAPES[name], batch=options.batch or SHAPES[name].batch)
@@ -175,9 +173,8 @@ class Run(NamedTuple):
     loss: float
 
 
-def shakespeare(argv: list[str]) -> None:
+def shakespeare(options: RunOptions) -> None:
     """Race whole runs: imports, compilation, evaluation and checkpoints included."""
-    options = tyro.cli(RunOptions, args=argv)
     print_machine()
     with tempfile.TemporaryDirectory() as scratch:
         checkout = _prepared_nanogpt(options, Path(scratch))
@@ -245,13 +242,12 @@ def _timed(command: Sequence[str], folder: Path) -> tuple[float, str]:
 # The start ----------------------------------------------------------------------------------------
 
 
-def start(argv: list[str]) -> None:
+def start(options: RunOptions) -> None:
     """Race from the start of Python to the end of the first step, without and with our caches.
 
     The same models on the same text as `shakespeare`; nanoGPT's text is prepared before, and it
     evaluates one batch of each split before its first step.
     """
-    options = tyro.cli(RunOptions, args=argv)
     print_machine()
     with tempfile.TemporaryDirectory() as scratch:
         checkout = _prepared_nanogpt(options, Path(scratch))

@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.claims.small_runs import small
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.recall import AssociativeRecall
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.data.arrays import ArrayDataConfig
@@ -180,7 +180,6 @@ def draw(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     return figure
 
 
-@command
 def main(
     language_steps: int = 200,
     seeds: int = 3,

@@ -21,7 +21,7 @@ from bench.claims.positions import (
     with_positions,
 )
 from bench.claims.small_runs import LENGTH, Trained, losses_by_position, small
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.assembly import make_task
 from train.sweep.grid import SweepRun
@@ -44,7 +44,6 @@ def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, list[float]]:
     }
 
 
-@command
 def main(steps: int = 300, seeds: int = 3, minutes: float = 0) -> None:
     """What does each kind of position lose beyond the trained length, and where in the window?"""
     study = Study("lengths", minutes)

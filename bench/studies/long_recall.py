@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.family import mixers, same_size
 from bench.studies.recall import AssociativeRecall, recall_examples
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
@@ -157,7 +157,6 @@ def draw(curves: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-@command
 def main(names: tuple[str, ...] = NAMES, seeds: int = 3, minutes: float = 0) -> None:
     """Which mixers retrieve over 4,096 tokens, and from how far?"""
     stop = time.monotonic() + 60 * minutes

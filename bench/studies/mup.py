@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.claims.small_runs import on_wikitext, with_vocabulary
-from bench.command import command
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from configs.versus import EXPERIMENTS
 from train.experiment import Experiment
@@ -60,7 +59,6 @@ def draw(losses: Mapping[tuple[str, int], np.ndarray]) -> Figure:
     return figure
 
 
-@command
 def main(data: Path, seeds: int = 3, minutes: float = 0) -> None:
     """Is the best learning rate the same at every width, by muP and by one rate for all weights?"""
     study = Study("mup", minutes)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import train
 from bench.claims.small_runs import on_wikitext
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
@@ -100,7 +100,6 @@ def draw(rows: list[Row]) -> Figure:
     return figure
 
 
-@command
 def main(data: Path, seeds: int = 5, minutes: float = 0) -> None:
     """What does masked language modeling on WikiText-2 add to TREC and SST-2?"""
     study, data = Study("pretraining", minutes), data.resolve()

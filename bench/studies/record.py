@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.command import save_figure
+from bench.results import save_figure
 from bench.studies.finished_runs import FinishedRun, FinishedRuns, compared_fields
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.runtime.signals import PreemptedError

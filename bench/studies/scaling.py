@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from bench.claims.small_runs import on_wikitext, with_vocabulary
-from bench.command import command
 from bench.studies.record import Study, markdown_table
 from configs.quickstart import EXPERIMENTS
 from train.experiment import CheckpointConfig
@@ -139,7 +138,6 @@ def tables(losses: Mapping[tuple[int, int], float], analysis: Analysis) -> list[
     ]
 
 
-@command
 def main(data: Path, max_flops: float = 1e14, seeds: int = 1, minutes: float = 0) -> None:
     """How does the loss fall with parameters, with tokens and with both?"""
     sized = design(max_flops, seeds, data)

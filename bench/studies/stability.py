@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import train
 from bench.claims.architecture import norms_by_layer
 from bench.claims.small_runs import LENGTH, held_out
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.record import Study, at_the_end, markdown_table, sweep_run
 from configs.versus import EXPERIMENTS
 from train.assembly import make_task
@@ -101,7 +101,6 @@ def draw(norms: Norms) -> Figure:
     return figure
 
 
-@command
 def main(steps: int = 300, seeds: int = 3, minutes: float = 0) -> None:
     """Do pre- and post-norm train without warm-up, by depth, and how do gradients differ?"""
     study = Study("stability", minutes)

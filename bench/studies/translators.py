@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.record import Study, at_the_end, markdown_table
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from configs.multi30k_parallel import EXPERIMENTS as PARALLEL
@@ -129,7 +129,6 @@ def draw(scores: Mapping[tuple[str, int], np.ndarray]) -> Figure:
     return figure
 
 
-@command
 def main(data: Path, seeds: int = 3, minutes: float = 0) -> None:
     """What BLEU do the translation systems of 2014 to 2018 reach, by the length of the source?
 

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.claims.small_runs import on_wikitext, with_mixer, with_vocabulary
-from bench.command import command, over_seeds
+from bench.results import over_seeds
 from bench.studies.finished_runs import FinishedRun
 from bench.studies.record import Study, markdown_table, sweep_run
 from configs.versus import CHANGES, EXPERIMENTS
@@ -214,7 +214,6 @@ def factor_table(old: Frontier, factors: Sequence[Factor]) -> str:
     return markdown_table(header, rows)
 
 
-@command
 def main(data: Path, seeds: int = 3, minutes: float = 0) -> None:
     """How much more compute does the Transformer of 2017 need than Transformer++?"""
     study = Study("versus", minutes)

@@ -24,7 +24,7 @@ class ConfigFields(NamedTuple):
     """Classes that hold a body of the type."""
 
 
-# Written by `python -m bench.drills.config_fields --write`; not edited by hand.
+# Written by `python -m bench config_fields --write`; not edited by hand.
 _TABLE = json.loads(Path(__file__).with_name("config_fields.json").read_text())
 
 GENERATION = frozenset(_TABLE["generation"])

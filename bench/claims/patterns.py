@@ -77,26 +77,27 @@ class Panel:
 
 def panels() -> list[Panel]:
     """Return every panel, with sizes at which its pattern is visible."""
-    one: Any = dict(num_heads=1, head_dim=16)
-    window = LongformerConfig(one_sided_window=4, num_global_tokens=0, **one)
+    window = LongformerConfig(one_sided_window=4, num_global_tokens=0, num_heads=1, head_dim=16)
     dilated = dataclasses.replace(window, dilations=(3,))
     with_global = {NEAR: window, FAR: dataclasses.replace(window, num_global_tokens=2)}
-    bigbird = BigBirdConfig(block_size=4, num_random_blocks=2, random_block_span=LENGTH, **one)
+    bigbird = BigBirdConfig(
+        block_size=4, num_random_blocks=2, random_block_span=LENGTH, num_heads=1, head_dim=16
+    )
     first = dataclasses.replace(bigbird, num_random_blocks=0)
     blocks = dataclasses.replace(first, num_global_blocks=0, last_block_is_global=False)
-    strided = SparseTransformerConfig(stride=8, **one)
+    strided = SparseTransformerConfig(stride=8, num_heads=1, head_dim=16)
     fixed = dataclasses.replace(strided, pattern="fixed", num_summary_tokens=2)
-    routing = RoutingAttentionConfig(num_clusters=6, window=8, **one)
+    routing = RoutingAttentionConfig(num_clusters=6, window=8, num_heads=1, head_dim=16)
     balanced = dataclasses.replace(routing, window=11, balanced=True)
-    hashed = ReformerConfig(num_buckets=8, num_hashes=2, window=6, **one)
-    sliding = SlidingWindowConfig(window=6, **one)
-    spaced = SlidingWindowConfig(window=5, dilation=4, **one)
+    hashed = ReformerConfig(num_buckets=8, num_hashes=2, window=6, num_heads=1, head_dim=16)
+    sliding = SlidingWindowConfig(window=6, num_heads=1, head_dim=16)
+    spaced = SlidingWindowConfig(window=5, dilation=4, num_heads=1, head_dim=16)
 
     def near_part(config: SparseTransformerConfig) -> SparseTransformerConfig:
         return dataclasses.replace(config, factorization="local")
 
     return [
-        Panel("full", "full attention", {ALL: AttentionConfig(**one)}),
+        Panel("full", "full attention", {ALL: AttentionConfig(num_heads=1, head_dim=16)}),
         Panel("sliding_window", "sliding window", {NEAR: sliding}),
         Panel("sliding_window", "dilated sliding window", {NEAR: spaced}),
         Panel("longformer", "sliding window", {NEAR: window}),
@@ -106,7 +107,7 @@ def panels() -> list[Panel]:
         Panel("bigbird", "random + window + global", {NEAR: blocks, FAR: first, RANDOM: bigbird}),
         Panel("sparse", "strided", {NEAR: near_part(strided), FAR: strided}),
         Panel("sparse", "fixed", {NEAR: near_part(fixed), FAR: fixed}),
-        Panel("top_k", "top-k", {CHOSEN: TopKConfig(keys_per_query=8, **one)}),
+        Panel("top_k", "top-k", {CHOSEN: TopKConfig(keys_per_query=8, num_heads=1, head_dim=16)}),
         Panel("reformer", "LSH, 2 rounds", {CHOSEN: hashed}),
         Panel("routing", "clusters, last members", {CHOSEN: routing}),
         Panel("routing", "k-means clusters, balanced", {CHOSEN: balanced}, can_be_causal=False),
@@ -126,10 +127,11 @@ def text() -> np.ndarray:  # [1, T, D]
 def mask_of(*, causal: bool, packed: bool) -> Mask:
     """Return the mask of a row with one document or two."""
     sizes = (40, 24) if packed else (LENGTH,)
-    arrays: Any = dict(positions=np.concatenate([np.arange(size) for size in sizes])[None])
-    if packed:
-        arrays["segments"] = np.repeat(np.arange(len(sizes)) + 1, sizes)[None]
-    return Mask(MaskPattern(causal=causal), **arrays)
+    return Mask(
+        MaskPattern(causal=causal),
+        positions=np.concatenate([np.arange(size) for size in sizes])[None],
+        segments=np.repeat(np.arange(len(sizes)) + 1, sizes)[None] if packed else None,
+    )
 
 
 @functools.cache
@@ -155,8 +157,9 @@ def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarr
         return np.asarray(selected)[0, 0] & np.asarray(dense_mask(mask, LENGTH, LENGTH))[0]
     many = np.repeat(x, LENGTH, axis=0)  # one example per changed token
     many[np.arange(LENGTH), np.arange(LENGTH)] += 1
-    given: Any = dict(positions=mask.positions, mask=mask)
-    differs = np.abs(trial(many, **given).y - trial(x, **given).y).max(-1)  # [S, T]
+    changed = trial(many, positions=np.asarray(mask.positions), mask=mask).y
+    original = trial(x, positions=np.asarray(mask.positions), mask=mask).y
+    differs = np.abs(changed - original).max(-1)  # [S, T]
     return (differs > 1e-6).T
 
 

@@ -13,6 +13,7 @@ It needs the extras `hf` and `lm_eval`, `lm_eval[api]` and accelerate, and no ne
 """
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -235,7 +236,9 @@ def compare_kind(kind: str, _: Any) -> tuple[str, bool]:
         tasks.mkdir()
         write_tasks(tasks, texts, *write_model(kind, source, texts))
         import_model(str(source), str(workdir))
-        common: Any = dict(pretrained=str(source), device="cpu", dtype="float32", batch_size=4)
+        reference_model = functools.partial(
+            HFLM, pretrained=str(source), device="cpu", dtype="float32", batch_size=4
+        )
         server = Server(str(workdir))
         stack.callback(server.stop)
         client = LocalCompletionsAPI(
@@ -248,10 +251,10 @@ def compare_kind(kind: str, _: Any) -> tuple[str, bool]:
             batch_size=4,
         )
         # One token is generated after each scored text, and one is the context of a window.
-        same_length = HFLM(**common, max_length=POSITIONS - 2)
+        same_length = reference_model(max_length=POSITIONS - 2)
         ours = HarnessModel(workdir, batch_size=4)
         for name, model, reference, names in (
-            ("HarnessModel", ours, HFLM(**common), [*TASKS]),
+            ("HarnessModel", ours, reference_model(), [*TASKS]),
             (
                 "local-completions",
                 client,

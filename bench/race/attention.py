@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from bench.machine import cores
 from bench.race.harness import OURS, Contender, peer, print_machine, print_race, take_turns
+from bench.results import save_figure
 from train.runtime.local_hardware import local_hardware
 from transformer import (
     AttentionConfig,
@@ -173,18 +174,15 @@ def print_costs(costs: Costs, lengths: Sequence[int], **columns: Callable[[str],
 
 def draw_costs(costs: Costs, passes: str, path: Path) -> None:
     """Plot time and memory against length, on logarithmic axes."""
-    fig, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    colors = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
-    for index, (name, own) in enumerate(costs.items()):
-        style: Any = dict(color=colors[index % 20], marker=".")
-        style["linestyle"] = "--" if name.startswith("full") else "-"
-        axes[0].loglog(list(own), [cost.seconds for cost in own.values()], label=name, **style)
-        axes[1].loglog(list(own), [cost.memory / 2**20 for cost in own.values()], **style)
-    axes[0].set(xlabel="tokens", ylabel=f"seconds, {passes}")
-    axes[1].set(xlabel="tokens", ylabel="MiB beside arguments and results")
-    axes[0].legend(fontsize=7)
-    fig.savefig(path, dpi=120)
-    pyplot.close(fig)
+    figure = Figure(figsize=(10.5, 5))
+    seconds, memory = figure.subplots(1, 2)
+    for name, own in costs.items():
+        seconds.loglog(list(own), [cost.seconds for cost in own.values()], label=name)
+        memory.loglog(list(own), [cost.memory / 2**20 for cost in own.values()])
+    seconds.set(xlabel="tokens", ylabel=f"seconds, {passes}")
+    memory.set(xlabel="tokens", ylabel="MiB beside arguments and results")
+    figure.legend(loc="outside right", fontsize="small")
+    save_figure(figure, path)
 
 
 EXACT = {

@@ -1,13 +1,12 @@
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.race.mixer_costs import jaxprs_in_params
+from bench.race.mixer_costs import products
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -118,7 +117,7 @@ def test_flops_match_matmuls_of_the_program(config: TransformerConfig) -> None:
     tokens = jnp.zeros((2, 13), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     program = jax.make_jaxpr(functools.partial(logits, model))(params, tokens)
-    assert matmul_flops(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
+    assert products(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
 
 
 def test_decode_step_flops_match_matmuls_of_the_program() -> None:
@@ -137,7 +136,7 @@ def test_decode_step_flops_match_matmuls_of_the_program() -> None:
         return model.apply(params, None, token, positions=positions, cache=cache).logits
 
     program = jax.make_jaxpr(step)(params, token, token)
-    assert matmul_flops(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
+    assert products(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
 
 
 def test_decode_step_of_a_language_model_uses_all_weights() -> None:
@@ -164,18 +163,6 @@ def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
 def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
     output: Any = model.apply(params, tokens)
     return output.logits
-
-
-def matmul_flops(jaxpr: Any) -> int:
-    """Return the FLOPs of all matrix products of a program without loops."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
-        total += sum(matmul_flops(inner) for inner in jaxprs_in_params(eqn.params))
-    return total
 
 
 def test_flops_match_the_compiler() -> None:
